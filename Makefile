@@ -1,0 +1,52 @@
+# `make demo` and `make test` do everything after a clone; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LAB := -i inventory/lab
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv lock lab demo test lint unit server molecule docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.locked ## make .venv with everything that runs on the controller
+
+$(VENV)/.locked: requirements/controller.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with make PYTHON=...")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq python3-venv; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/controller.txt
+	@touch $@
+
+lock: venv ## resolve requirements/controller.in again
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-emit-find-links --custom-compile-command 'make lock' requirements/controller.in -o requirements/controller.txt
+
+lab: venv ## start the lab: systemd containers in place of GPU hosts
+	ansible-playbook $(LAB) playbooks/lab.yml
+
+demo: lab ## deploy the real SGLang with a small model onto a container, prove that it decodes
+	ansible-playbook $(LAB) deploy-glm5.yml
+
+test: lint unit molecule ## all checks and tests
+
+lint: venv ## ansible-lint, yamllint, ruff, mypy, documentation in step
+	yamllint --strict .
+	ansible-lint --offline
+	ruff check .
+	ruff format --check .
+	mypy plugins bench tests/unit
+
+unit: venv ## unit tests
+	pytest
+
+molecule: venv ## deploy, swap, refuse and remove on containers with the real server
+	molecule test --all
+
+clean: ## take away every container, image and file that demo and test made
+	@if [ -x $(BIN)/ansible-playbook ]; then $(BIN)/ansible-playbook $(LAB) playbooks/lab.yml -e lab_state=absent; fi
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .ansible
