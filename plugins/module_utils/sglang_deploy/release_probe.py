@@ -1,0 +1,71 @@
+"""What an installed release says of itself: run by the release's own Python, never imported for its work elsewhere.
+
+``release.build`` hands this file's source to ``venv/bin/python -c`` with the path of the JSON file to write. It reads
+the option list from SGLang's own parser (``ServerArgs.add_cli_args``), so that nothing about options is remembered from
+another version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def option(action: argparse.Action) -> dict[str, Any]:
+    """One entry of options.json. Deprecated means that the action's class or its help text says so (SGLang does both)."""
+    kind = type(action).__name__.lstrip("_")
+    help_text = action.help if isinstance(action.help, str) else ""
+    entry: dict[str, Any] = {"flags": list(action.option_strings), "dest": action.dest, "kind": kind}
+    if action.nargs is not None:
+        entry["nargs"] = action.nargs
+    if action.type is not None:
+        entry["type"] = getattr(action.type, "__name__", str(action.type))
+    if action.choices is not None:
+        unordered = isinstance(action.choices, set | frozenset)
+        choices = sorted(action.choices, key=str) if unordered else list(action.choices)
+        entry["choices"] = [choice if isinstance(choice, int | float | str) else str(choice) for choice in choices]
+    if "deprecated" in kind.lower() or "deprecated" in help_text.lower():
+        entry["deprecated"] = True
+    return entry
+
+
+def options(parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+    """Every option of ``parser`` in its own order, without ``--help``."""
+    return [option(a) for a in parser._actions if a.option_strings and not isinstance(a, argparse._HelpAction)]
+
+
+def distributions() -> dict[str, str]:
+    """Installed packages: canonical name to version."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found[re.sub(r"[-_.]+", "-", name).lower()] = distribution.version
+    return dict(sorted(found.items()))
+
+
+def main(target: str) -> None:
+    """Import SGLang and torch, then write ``{"sglang", "torch", "cuda", "packages", "options"}`` to ``target``."""
+    import sglang  # type: ignore[import-not-found,unused-ignore]
+    import torch  # type: ignore[import-not-found,unused-ignore]
+    from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found,unused-ignore]
+
+    parser = argparse.ArgumentParser(add_help=False)
+    ServerArgs.add_cli_args(parser)
+    report = {
+        "sglang": sglang.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "packages": distributions(),
+        "options": options(parser),
+    }
+    Path(target).write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
