@@ -1,0 +1,178 @@
+"""Ask an installed release what it makes of an argument list, without starting it.
+
+`resolve` runs `resolution_probe` with the release's own Python in a child that is limited in time and memory. It runs on
+the managed host and needs the standard library alone. SGLang decides by the chip: where the child sees no GPU and the
+device is not the CPU, what it would say is not what the server would do, and the answer is "not resolvable here".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import resolution_probe
+
+TIMEOUT_S = 300.0
+MEMORY_BYTES = 8 * 2**30
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What the release said.
+
+    ok: `resolved` holds the fields of its arguments. refused: the release would not start with these arguments. Otherwise
+    `reason` says why it cannot be told here. `log` is what SGLang logged while resolving.
+    """
+
+    ok: bool
+    refused: bool = False
+    reason: str = ""
+    resolved: Mapping[str, Any] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def resolve(
+    python: Path,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = MEMORY_BYTES,
+    cache: Path | None = None,
+) -> Resolution:
+    """Resolve `argv` (options only) by the release whose interpreter is `python`.
+
+    Args:
+        environment: the instance's variables; of the caller's own, PATH, HOME and CUDA_VISIBLE_DEVICES are kept.
+        timeout_s: the child is killed after this many seconds.
+        memory_bytes: the child is killed when its resident memory passes this.
+        cache: a directory for answers; one is used again while the interpreter, arguments, environment and the model's
+            config.json are the same. Only certain answers are kept.
+
+    Never raises for what the release does; everything ends in a `Resolution`.
+    """
+    kept = cache / f"{_key(python, argv, environment)}.json" if cache else None
+    if kept is not None and kept.is_file():
+        data = json.loads(kept.read_text(encoding="utf-8"))
+        return Resolution(**{**data, "log": tuple(data["log"])})
+    started = time.monotonic()
+    answer = _ask(python, argv, environment, timeout_s, memory_bytes)
+    answer = Resolution(**{**answer.__dict__, "seconds": round(time.monotonic() - started, 1)})
+    if kept is not None and (answer.ok or answer.refused):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(answer.as_dict()), encoding="utf-8")
+        partial.replace(kept)
+    return answer
+
+
+def _ask(
+    python: Path, argv: Sequence[str], environment: Mapping[str, str], timeout_s: float, memory_bytes: int
+) -> Resolution:
+    if not os.access(python, os.X_OK):
+        return Resolution(False, reason=f"{python} cannot be run; is the release built?")
+    own = {name: os.environ[name] for name in ("PATH", "HOME", "CUDA_VISIBLE_DEVICES", "LANG") if name in os.environ}
+    # A model that is not on this host must not be downloaded for a plan.
+    child_environment = {**own, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **environment}
+    with tempfile.TemporaryDirectory(prefix="sglang-plan-") as work:
+        target, said = Path(work, "answer.json"), Path(work, "output")
+        with said.open("wb") as output:
+            child = subprocess.Popen(
+                [str(python), "-c", inspect.getsource(resolution_probe), str(target)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=child_environment,
+                cwd=work,
+                start_new_session=True,
+            )
+            stopped = _wait(child, json.dumps(list(argv)).encode(), timeout_s, memory_bytes)
+        if stopped:
+            return Resolution(False, reason=stopped)
+        if not target.is_file():
+            lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            return Resolution(False, reason=f"the release's Python ended with status {child.returncode}: {last}")
+        return judge(json.loads(target.read_text(encoding="utf-8")), argv)
+
+
+def _wait(child: subprocess.Popen[bytes], given: bytes, timeout_s: float, memory_bytes: int) -> str | None:
+    """Feed the child and wait; the reason where it had to be killed."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        if child.stdin is not None:
+            with child.stdin as pipe:
+                pipe.write(given)
+    except BrokenPipeError:
+        pass  # it ended before it read; its status tells
+    try:
+        while child.poll() is None:
+            if time.monotonic() > deadline:
+                return f"SGLang did not answer within {timeout_s:.0f} s"
+            used = _resident_bytes(child.pid)
+            if used > memory_bytes:
+                return f"SGLang used {used / 2**30:.1f} GiB of memory to resolve; {memory_bytes / 2**30:.1f} are allowed"
+            time.sleep(_POLL_S)
+        return None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0  # it ended between two looks
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def judge(report: Mapping[str, Any], argv: Sequence[str]) -> Resolution:
+    """What a probe's report is worth."""
+    log = tuple(report.get("log") or ())
+    error, kind, stage = report.get("error"), report.get("error_type"), report.get("stage")
+    if stage == "import":
+        return Resolution(False, reason=f"the release cannot be imported: {kind}: {error}", log=log)
+    if kind == "SystemExit":  # argparse's own answer does not depend on the chip
+        return Resolution(False, refused=True, reason=str(error), log=log)
+    resolved = report.get("resolved") or {}
+    device = resolved.get("device") or _device(argv)
+    if not report.get("gpu") and device != "cpu":
+        told = f" (it said {kind}: {error})" if error else ""
+        return Resolution(False, reason=f"no GPU is visible, and SGLang decides by the chip{told}", log=log)
+    if error:
+        return Resolution(False, refused=kind in ("ValueError", "AssertionError"), reason=f"{kind}: {error}", log=log)
+    return Resolution(True, resolved=resolved, log=log)
+
+
+def _device(argv: Sequence[str]) -> str | None:
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    return words[words.index("--device") + 1] if "--device" in words[:-1] else None
+
+
+def _key(python: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Everything that decides the answer: interpreter, arguments, environment, the model's config.json."""
+    at = next((index for index, word in enumerate(argv[:-1]) if word in ("--model-path", "--model")), None)
+    model = "" if at is None else argv[at + 1]
+    config = Path(model, "config.json")
+    content = config.read_bytes() if model and config.is_file() else b""
+    deciding = [str(python.resolve()), list(argv), dict(environment), hashlib.sha256(content).hexdigest()]
+    deciding.append(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:24]
