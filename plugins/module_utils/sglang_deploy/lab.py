@@ -14,6 +14,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ IMAGE_PACKAGES = (
 # its process limit to the kernel's pid_max before it starts a container.
 NOFILE_WANTED = 1048576
 NPROC_WANTED = 65536
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu/"
 _PROXIES = ("http", "https", "no")
 
 
@@ -192,8 +194,25 @@ def local_folders(settings: Mapping[str, object]) -> list[str]:
 
 
 def controller_index() -> dict[str, object]:
-    """index_settings() of the Python that runs this."""
-    return index_settings(_output([sys.executable, "-m", "pip", "config", "list"]), os.environ)
+    """index_settings() of the Python that runs this, and a source of CPU builds of torch where it offers none.
+
+    Without one, torch comes as its CUDA build, which runs on the CPU as well and takes 11 GB.
+    """
+    settings = index_settings(_output([sys.executable, "-m", "pip", "config", "list"]), os.environ)
+    has_torch = any(any(Path(folder).glob("torch-*cpu*.whl")) for folder in local_folders(settings))
+    if not has_torch and _answers(TORCH_CPU_INDEX):
+        extra = settings.get("extra_index_urls", [])
+        assert isinstance(extra, list)  # noqa: S101 - narrows the type; index_settings() makes it a list
+        settings["extra_index_urls"] = [*extra, TORCH_CPU_INDEX]
+    return settings
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - an https constant
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _hard_limit(kind: int) -> int | None:

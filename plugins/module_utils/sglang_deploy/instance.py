@@ -1,0 +1,181 @@
+"""An instance on its host: the files that say how it runs, and what runs now. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .jsonfile import dump
+
+# The running process carries the hash of its launch spec, so that a run that was cut off between writing the files and
+# restarting the service is noticed by the next one.
+MARKER = "SGLANG_DEPLOYMENT"
+
+
+@dataclass(frozen=True)
+class Running:
+    """What systemd and the process itself say of a unit.
+
+    spec_hash is None for a process without the marker; unit_newer says that the unit's file changed since it started.
+    """
+
+    active: bool
+    state: str
+    main_pid: int
+    restarts: int
+    invocation: str
+    spec_hash: str | None = None
+    argv: tuple[str, ...] = ()
+    unit_newer: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The outcome of write(): before and after of each file that differs."""
+
+    changed: bool
+    diff: list[dict[str, str]] = field(default_factory=list)
+
+
+def unit_name(instance: str) -> str:
+    return f"sglang@{instance}.service"
+
+
+def local_url(host: str, port: int) -> str:
+    """Where a server that binds to `host` answers on its own host: a wildcard address answers on loopback."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def service_environment(cache_root: str, release_path: str, release: str, profile: str, cuda_home: str) -> dict[str, str]:
+    """What a login shell would have set and a unit inherits from nobody: HOME, PATH and the kernel caches.
+
+    The caches belong to one release and profile: a kernel compiled before a fix would keep the fault alive.
+    Names: FlashInfer, DeepGEMM, Triton, torch and CUDA, as their own documentation gives them.
+    """
+    cache = f"{cache_root}/{release}/{profile}"
+    path = [f"{release_path}/venv/bin"]
+    if cuda_home:
+        path.append(f"{cuda_home}/bin")
+    path += ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    return {
+        "HOME": f"{cache}/home",
+        "PATH": ":".join(path),
+        "XDG_CACHE_HOME": f"{cache}/xdg",
+        "CUDA_CACHE_PATH": f"{cache}/cuda",
+        "FLASHINFER_WORKSPACE_BASE": f"{cache}/flashinfer",
+        "SGLANG_CACHE_DIR": f"{cache}/sglang",
+        "SGLANG_DG_CACHE_DIR": f"{cache}/deep_gemm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+        "TRITON_CACHE_DIR": f"{cache}/triton",
+    }
+
+
+def write(deployment: Mapping[str, Any], directory: Path, group: int, apply: bool = True) -> Written:
+    """Bring the instance's files to what a deployment says.
+
+    deployment: `spec` (the launch spec), `launch` and `environment` (the texts that follow from it).
+    Every file is complete or untouched, and spec.json comes last: it names what the other two already are.
+    group: the group id of the service, which reads the environment. apply=False only compares.
+    """
+    diff = []
+    wanted = {
+        "launch": (str(deployment["launch"]), 0o755),
+        "environment": (str(deployment["environment"]), 0o640),
+        "spec.json": (dump(deployment["spec"]), 0o644),
+    }
+    for name, (text, mode) in wanted.items():
+        path = directory / name
+        stat = path.stat() if path.exists() else None
+        before = path.read_text(encoding="utf-8", errors="replace") if stat else ""
+        if stat and before == text and (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid) == (mode, 0, group):
+            continue
+        diff.append({"before": before, "after": text, "before_header": str(path), "after_header": str(path)})
+        if apply:
+            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            replace(path, text, mode, group)
+    return Written(changed=bool(diff), diff=diff)
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """The deployment that the files on the host describe; empty where they are missing or spec.json is damaged."""
+    try:
+        spec = json.loads((directory / "spec.json").read_text(encoding="utf-8"))
+        texts = {name: (directory / name).read_text(encoding="utf-8") for name in ("launch", "environment")}
+    except (OSError, ValueError):
+        return {}
+    return {"spec": spec, **texts} if isinstance(spec, dict) else {}
+
+
+def replace(path: Path, text: str, mode: int, group: int = -1) -> None:
+    """Replace a file's content at once: a reader sees the old text or the new one, also after a power cut."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fchmod(stream.fileno(), mode)
+            os.fchown(stream.fileno(), os.geteuid(), group)
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def running(instance: str) -> Running:
+    """Ask systemd, and the main process, what runs for an instance."""
+    wanted = (
+        "ActiveState",
+        "SubState",
+        "MainPID",
+        "NRestarts",
+        "InvocationID",
+        "FragmentPath",
+        "ExecMainStartTimestampMonotonic",
+    )
+    shown = subprocess.run(
+        ["systemctl", "show", unit_name(instance), "--property=" + ",".join(wanted)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    pid = int(values.get("MainPID") or 0)
+    environment = _null_separated(Path(f"/proc/{pid}/environ")) if pid else ()
+    marker = [entry.partition("=")[2] for entry in environment if entry.startswith(f"{MARKER}=")]
+    return Running(
+        active=values.get("ActiveState") == "active",
+        state=f"{values.get('ActiveState', 'unknown')} ({values.get('SubState', 'unknown')})",
+        main_pid=pid,
+        restarts=int(values.get("NRestarts") or 0),
+        invocation=values.get("InvocationID", ""),
+        spec_hash=marker[0] if marker else None,
+        argv=_null_separated(Path(f"/proc/{pid}/cmdline")) if pid else (),
+        unit_newer=_changed_since(values.get("FragmentPath", ""), int(values.get("ExecMainStartTimestampMonotonic") or 0)),
+    )
+
+
+def _changed_since(path: str, start: int) -> bool:
+    """Whether a file was written after a moment in microseconds of the monotonic clock; 0 stands for never."""
+    if not path or not start:
+        return False
+    age = time.clock_gettime(time.CLOCK_MONOTONIC) - start / 1e6
+    return Path(path).stat().st_mtime > time.time() - age
+
+
+def _null_separated(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0"))
+    except OSError:  # the process ended meanwhile
+        return ()

@@ -1,0 +1,74 @@
+#!/usr/bin/python
+"""Say what runs on a host and how it got there."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sglang_status
+short_description: Say what runs on a host and how it got there
+description:
+  - Compares the unit, the instance's files and the ledger. Changes nothing.
+options:
+  name:
+    description: Name of the instance.
+    type: str
+    required: true
+  config_root:
+    description: Folder that holds a folder for each instance.
+    type: path
+    default: /etc/sglang
+  state_root:
+    description: Folder that holds the ledgers.
+    type: path
+    default: /var/lib/sglang
+attributes:
+  check_mode:
+    description: Runs the same in check mode.
+    support: full
+author:
+  - The project's contributors
+"""
+
+EXAMPLES = r"""
+- name: What runs is known
+  sglang_status:
+    name: glm5
+"""
+
+RETURN = r"""
+lines:
+  description: The state in words, a fact a line.
+  returned: always
+  type: list
+  elements: str
+running:
+  description: State, main process, restarts and launch spec of what runs.
+  returned: always
+  type: dict
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_deploy import instance, ledger, status
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "config_root": {"type": "path", "default": "/etc/sglang"},
+            "state_root": {"type": "path", "default": "/var/lib/sglang"},
+        },
+        supports_check_mode=True,
+    )
+    name = module.params["name"]
+    running = instance.running(name)
+    deployment = instance.read(Path(module.params["config_root"]) / name)
+    entries, _ = ledger.entries(Path(module.params["state_root"]) / name)
+    lines = status.lines(name, running, deployment, entries)
+    module.exit_json(changed=False, lines=lines, running=running.as_dict())
+
+
+if __name__ == "__main__":
+    main()
