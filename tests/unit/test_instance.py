@@ -1,0 +1,95 @@
+"""An instance's files and what runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from sglang_deploy import instance
+
+GROUP = os.getegid()
+DEPLOYMENT = {"spec": {"hash": "a" * 64, "url": "http://127.0.0.1:8000"}, "launch": "#!/bin/sh\n", "environment": 'A="1"\n'}
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an instance belong to root")
+
+
+def test_files_are_written_with_their_modes_and_the_second_time_nothing_changes(tmp_path: Path) -> None:
+    folder = tmp_path / "glm5"
+    assert instance.write(DEPLOYMENT, folder, GROUP).changed
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in folder.iterdir()}
+    assert modes == {"launch": 0o755, "environment": 0o640, "spec.json": 0o644}
+    assert not instance.write(DEPLOYMENT, folder, GROUP).changed
+    assert instance.read(folder) == DEPLOYMENT
+
+
+def test_a_loosened_mode_is_a_change(tmp_path: Path) -> None:
+    instance.write(DEPLOYMENT, tmp_path, GROUP)
+    (tmp_path / "environment").chmod(0o644)
+    assert instance.write(DEPLOYMENT, tmp_path, GROUP).changed
+    assert (tmp_path / "environment").stat().st_mode & 0o7777 == 0o640
+
+
+def test_comparing_writes_nothing_and_shows_the_difference(tmp_path: Path) -> None:
+    instance.write(DEPLOYMENT, tmp_path, GROUP)
+    written = instance.write({**DEPLOYMENT, "environment": 'A="2"\n'}, tmp_path, GROUP, apply=False)
+    assert [(entry["before"], entry["after"]) for entry in written.diff] == [('A="1"\n', 'A="2"\n')]
+    assert instance.read(tmp_path) == DEPLOYMENT
+
+
+def test_an_interruption_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance.write(DEPLOYMENT, tmp_path, GROUP)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        instance.write({**DEPLOYMENT, "launch": "#!/bin/sh\nexec false\n"}, tmp_path, GROUP)
+    assert instance.read(tmp_path) == DEPLOYMENT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["environment", "launch", "spec.json"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_spec_is_no_deployment(tmp_path: Path, content: str) -> None:
+    instance.write(DEPLOYMENT, tmp_path, GROUP)
+    (tmp_path / "spec.json").write_text(content)
+    assert instance.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("10.0.0.5", "http://10.0.0.5:8000"),
+    ],
+)
+def test_the_host_reaches_its_server(host: str, url: str) -> None:
+    assert instance.local_url(host, 8000) == url
+
+
+def test_caches_belong_to_a_release_and_a_profile() -> None:
+    def caches(release: str, profile: str) -> set[str]:
+        found = instance.service_environment("/c", f"/r/{release}", release, profile, "/cuda")
+        return {value for name, value in found.items() if name not in ("HOME", "PATH")}
+
+    assert not caches("a", "p") & caches("b", "p")
+    assert not caches("a", "p") & caches("a", "q")
+
+
+def test_the_services_path_holds_the_release_and_nvcc() -> None:
+    path = instance.service_environment("/c", "/r/a", "a", "p", "/usr/local/cuda-12.8")["PATH"].split(":")
+    assert path[:2] == ["/r/a/venv/bin", "/usr/local/cuda-12.8/bin"]
+    assert "/usr/bin" in path
+
+
+def test_a_unit_file_written_after_the_start_is_noticed(tmp_path: Path) -> None:
+    unit = tmp_path / "unit"
+    unit.write_text(json.dumps({}))
+    now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    assert instance._changed_since(str(unit), now - 60_000_000)
+    assert not instance._changed_since(str(unit), now + 60_000_000)
+    assert not instance._changed_since("", now)
