@@ -45,7 +45,7 @@ unit: venv ## unit tests
 	pytest
 
 molecule: venv ## deploy, swap, refuse and remove on containers with the real server
-	molecule test --all
+	molecule test --no-command-borders --all
 
 clean: ## take away every container, image and file that demo and test made
 	@if [ -x $(BIN)/ansible-playbook ]; then $(BIN)/ansible-playbook $(LAB) playbooks/lab.yml -e lab_state=absent; fi

@@ -46,7 +46,9 @@ def measure(count: int, repeat: int, folder: Path) -> dict[str, object]:
     numbered = {host: {"lab_number": FIRST_NUMBER + index} for index, host in enumerate(hosts)}
     lab_dir = str(ROOT / ".cache" / "lab")
     inventory.write_text(
-        yaml.safe_dump({"all": {"vars": {"lab_dir": lab_dir}, "children": {"glm5": {"children": {"lab": {"hosts": numbered}}}}}}),
+        yaml.safe_dump(
+            {"all": {"vars": {"lab_dir": lab_dir}, "children": {"glm5": {"children": {"lab": {"hosts": numbered}}}}}}
+        ),
         encoding="utf-8",
     )
     (folder / "group_vars").symlink_to(ROOT / "group_vars")
@@ -78,7 +80,12 @@ def run(inventory: Path, playbook: str) -> tuple[float, bool]:
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     started = time.monotonic()
     done = subprocess.run(
-        [str(PLAYBOOK), "-i", str(inventory), playbook], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [str(PLAYBOOK), "-i", str(inventory), playbook],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(f"{playbook} failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
@@ -88,8 +95,12 @@ def run(inventory: Path, playbook: str) -> tuple[float, bool]:
 
 def resident_mb(host: str) -> int:
     """Proportional memory of the server's processes in MB: shared pages are counted once."""
-    script = "for task in $(pgrep -u sglang); do cat /proc/$task/smaps_rollup; done | awk '/^Pss:/ {s += $2} END {print int(s / 1024)}'"
-    return int(subprocess.run(["podman", "exec", host, "sh", "-c", script], check=True, capture_output=True, text=True).stdout)
+    script = (
+        "for task in $(pgrep -u sglang); do cat /proc/$task/smaps_rollup; done"
+        " | awk '/^Pss:/ {sum += $2} END {print int(sum / 1024)}'"
+    )
+    done = subprocess.run(["podman", "exec", host, "sh", "-c", script], check=True, capture_output=True, text=True)
+    return int(done.stdout)
 
 
 if __name__ == "__main__":

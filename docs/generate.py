@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -31,11 +32,17 @@ def main() -> int:
 
 def variables() -> str:
     """Every variable of every role, with type, default and meaning."""
-    text = [HEAD, "# Variables\n\nWhat can be set in group_vars, host_vars or with `-e`, by the role that reads it first.\n"]
+    text = [
+        HEAD,
+        "# Variables\n\nWhat can be set in group_vars, host_vars or with `-e`, by the role that reads it first.\n",
+    ]
     for role in sorted(path.name for path in (ROOT / "roles").iterdir()):
         spec = _yaml(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]["main"]
         text.append(f"\n## {role}\n\n{_sentence(spec['short_description'])}\n\n{_prose(spec['description'])}\n\n")
-        rows = [(f"`{name}`", _type(option), _default(option), _prose(option["description"])) for name, option in spec["options"].items()]
+        rows = [
+            (f"`{name}`", _type(option), _default(option), _prose(option["description"]))
+            for name, option in spec["options"].items()
+        ]
         text += _table(("variable", "type", "default", "meaning"), rows)
     return "".join(text)
 
@@ -44,11 +51,17 @@ def catalog() -> str:
     """Stacks, profiles and settings of the catalog."""
     stacks, profiles = (_yaml(ROOT / "catalog" / f"{name}.yml") for name in ("stacks", "profiles"))
     settings = _yaml(ROOT / "catalog" / "options.yml")["settings"]
-    text = [HEAD, "# Catalog\n\n## Stacks\n\nVersions that belong together (`sglang_stack`; catalog/stacks.yml has the evidence).\n\n"]
+    text = [
+        HEAD,
+        "# Catalog\n\n## Stacks\n\nVersions that belong together (`sglang_stack`; catalog/stacks.yml has the evidence).\n\n",
+    ]
     columns = ("sglang", "cuda", "driver", "python", "torch", "transformers", "flashinfer")
     text += _table(
         ("stack", *columns, "summary"),
-        [(f"`{name}`", *(str(stack.get(column, "")) for column in columns), stack["summary"]) for name, stack in stacks.items()],
+        [
+            (f"`{name}`", *(str(stack.get(column, "")) for column in columns), stack["summary"])
+            for name, stack in stacks.items()
+        ],
     )
     text.append("\n## Profiles\n\nServing choices with evidence (`sglang_profile`; catalog/profiles.yml has the sources).\n")
     for name, profile in profiles.items():
@@ -57,7 +70,10 @@ def catalog() -> str:
         chosen = {**profile.get("settings", {}), **profile.get("environment", {})}
         text.append("".join(f"- `{key}`: `{_value(value)}`\n" for key, value in chosen.items()))
         text += ["\nKnown faults:\n\n", *(f"- {fault}\n" for fault in profile["faults"])] if profile.get("faults") else []
-    text.append("\n## Settings\n\nNames for `sglang_settings` and `sglang_backends`, and the options that they can become, newest first.\n\n")
+    text.append(
+        "\n## Settings\n\nNames for `sglang_settings` and `sglang_backends`, and the options that they can become, "
+        "newest first.\n\n"
+    )
     text += _table(
         ("setting", "type", "meaning", "options"),
         [(f"`{name}`", entry["type"], entry["summary"], _spellings(entry)) for name, entry in settings.items()],
@@ -89,7 +105,7 @@ def _default(option: Mapping[str, Any]) -> str:
 
 
 def _value(value: object) -> str:
-    return {True: "true", False: "false", None: "null"}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+    return json.dumps(value) if isinstance(value, bool | None) else str(value)
 
 
 def _prose(text: str | list[str]) -> str:
@@ -102,7 +118,11 @@ def _sentence(text: str) -> str:
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     lines = [list(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return [f"| {' | '.join(lines[0])} |\n", f"|{'---|' * len(lines[0])}\n", *(f"| {' | '.join(line)} |\n" for line in lines[1:])]
+    return [
+        f"| {' | '.join(lines[0])} |\n",
+        f"|{'---|' * len(lines[0])}\n",
+        *(f"| {' | '.join(line)} |\n" for line in lines[1:]),
+    ]
 
 
 def _yaml(path: Path) -> Any:

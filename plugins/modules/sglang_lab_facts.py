@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: sglang_lab_facts
 short_description: Decide how systemd containers run on this machine
 description:
-  - Looks at distribution, control groups, tools, limits and package index settings, and returns what to install and how to start a container.
+  - Looks at distribution, control groups, tools, limits and package index settings, and returns what to install and how
+    to start a container.
   - Fails with everything that is missing when the lab cannot run here. Changes nothing.
 author: The project's authors
 """

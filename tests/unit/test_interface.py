@@ -47,7 +47,9 @@ def test_no_variable_belongs_to_two_roles() -> None:
 
 
 def test_the_reference_pages_are_up_to_date() -> None:
-    checked = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert checked.returncode == 0, checked.stderr
 
 
