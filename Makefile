@@ -39,7 +39,7 @@ lint: venv ## ansible-lint, yamllint, ruff, mypy, documentation in step
 	ansible-lint --offline
 	ruff check .
 	ruff format --check .
-	mypy plugins bench tests/unit
+	mypy plugins bench docs
 
 unit: venv ## unit tests
 	pytest

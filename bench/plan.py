@@ -30,8 +30,9 @@ from sglang_deploy import catalog as catalogs  # noqa: E402
 from sglang_deploy import explain as explaining  # noqa: E402
 from sglang_deploy import known as knowledge  # noqa: E402
 from sglang_deploy import rules as rule_book  # noqa: E402
-from sglang_deploy.command import CommandError, ParsedCommand, parse  # noqa: E402
+from sglang_deploy.command import ParsedCommand, parse  # noqa: E402
 from sglang_deploy.dialect import Dialect, SettingError  # noqa: E402
+from sglang_deploy.lexer import CommandError  # noqa: E402
 
 MODEL_FLAGS = ("--model-path", "--model")
 

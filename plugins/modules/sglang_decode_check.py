@@ -74,6 +74,13 @@ options:
     description: Argument list that the unit's main process should have.
     type: list
     elements: str
+  asked:
+    description:
+      - What was asked for, to be compared with what the server says it runs.
+        C(settings), C(server_fields) and C(allowed) of a deployment's spec.
+      - Empty leaves the check C(effective) out.
+    type: dict
+    default: {}
   restarts:
     description: NRestarts of the unit when it was started.
     type: int
@@ -124,7 +131,7 @@ lines:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import decode_check
+from ansible.module_utils.sglang_deploy import decode_check, effective
 
 SPEC = {
     "url": {"type": "str", "required": True},
@@ -143,6 +150,7 @@ SPEC = {
     "vocab_size": {"type": "int"},
     "unit": {"type": "str"},
     "argv": {"type": "list", "elements": "str"},
+    "asked": {"type": "dict", "default": {}},
     "restarts": {"type": "int", "default": 0},
     "check_seconds": {"type": "float", "default": 180},
     "total_seconds": {"type": "float", "default": 1800},
@@ -177,7 +185,11 @@ def main() -> None:
             ),
         )
         argv = None if given["argv"] is None else tuple(given["argv"])
-        expect = decode_check.Expectations(**{name: given[name] for name in EXPECTED}, argv=argv)
+        expect = decode_check.Expectations(
+            **{name: given[name] for name in EXPECTED},
+            argv=argv,
+            extra=_effective(given["asked"], given["unit"]),
+        )
         verdict = decode_check.run(server, given["level"], expect)
     except (decode_check.DecodeCheckError, OSError) as error:
         module.fail_json(msg=str(error))
@@ -186,6 +198,19 @@ def main() -> None:
         said = "; ".join(f"{check.name}: {check.summary}" for check in verdict.failed[:3])
         module.fail_json(msg=f"{server.base} does not decode correctly. {said or 'No answer was decoded.'}", **result)
     module.exit_json(**result)
+
+
+def _effective(asked: dict[str, object], unit: str | None) -> tuple[decode_check.ExtraCheck, ...]:
+    """The comparison of what was asked for with what the server says it runs."""
+    if not asked:
+        return ()
+    log = effective.start_log(unit) if unit else []
+
+    def check(info: decode_check.ServerInfo) -> decode_check.Outcome:
+        ok, summary, evidence = effective.judge(asked, info, log)
+        return decode_check.Outcome(ok, summary, evidence)
+
+    return (decode_check.ExtraCheck("effective", check),)
 
 
 def _key(given: dict[str, object]) -> str | None:

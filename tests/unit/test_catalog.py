@@ -36,9 +36,9 @@ def test_every_stack_of_the_catalog_is_consistent():
 def test_every_profile_covers_a_stack_and_says_how_it_is_known():
     for profile in CATALOG.profiles.values():
         device = profile.fits.device
-        assert any(
-            profile.covers(s.sglang) and (s.cuda is None) == (device == "cpu") for s in CATALOG.stacks.values()
-        ), profile.name
+        assert any(profile.covers(s.sglang) and (s.cuda is None) == (device == "cpu") for s in CATALOG.stacks.values()), (
+            profile.name
+        )
         assert profile.evidence, profile.name
 
 
@@ -258,9 +258,7 @@ def test_versions_that_do_not_fit_are_refused(changes, id_):
     found = inconsistencies(**changes)
     assert id_ in found
     assert (
-        found[id_].nearest == "glm5-cuda128"
-        or "0.5.2" in changes.get("sglang", "")
-        or "0.5.12" in changes.get("sglang", "")
+        found[id_].nearest == "glm5-cuda128" or "0.5.2" in changes.get("sglang", "") or "0.5.12" in changes.get("sglang", "")
     )
 
 

@@ -189,9 +189,9 @@ def test_a_key_is_kept_out_of_what_is_written() -> None:
 
 
 def test_options_without_a_setting_become_extra_args() -> None:
-    reading = read("sglang serve m --sleep-on-idle --stream-interval 20")
-    assert reading.extra_args == ("--sleep-on-idle", "--stream-interval", "20")
-    assert reading.options == {"sleep_on_idle": True, "stream_interval": "20"}
+    reading = read("sglang serve m --stream-output --stream-interval 20")
+    assert reading.extra_args == ("--stream-output", "--stream-interval", "20")
+    assert reading.options == {"stream_output": True, "stream_interval": "20"}
 
 
 def test_no_model_is_a_problem() -> None:
@@ -276,7 +276,7 @@ def test_reading_a_rendered_spec_gives_the_spec(version: str) -> None:
     @settings(max_examples=25, deadline=None)
     @given(values_of(dialect), st.dictionaries(NAME, WORD, max_size=2))
     def check(values: dict[str, object], environment: dict[str, str]) -> None:
-        spec = spec_of(values, ("--sleep-on-idle",), environment, dialect)
+        spec = spec_of(values, ("--stream-interval", "20"), environment, dialect)
         prefix = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
         reading = interpret(parse(prefix + launch_script(spec, "/r/python", "/e")), [dialect], CATALOG.options)
         assert reading.problems == ()

@@ -277,10 +277,7 @@ def test_argument_lists_are_accepted_and_refused_as_by_argparse(words):
     assert (not split.problems and not split.positional) == accepted
     if accepted:
         for item in split.given:
-            if (
-                item.option.nargs is None
-                and item is [other for other in split.given if other.option is item.option][-1]
-            ):
+            if item.option.nargs is None and item is [other for other in split.given if other.option is item.option][-1]:
                 assert str(getattr(namespace, item.option.dest)) == str(item.values[0]).lstrip("+")
 
 

@@ -110,9 +110,7 @@ PAIRS = [
 def test_every_profile_is_accepted_by_every_version_in_its_range(profile, version):
     on_cpu = CATALOG.profiles[profile].fits.device == "cpu"
     of = CATALOG.dialect(version)
-    asked = request(
-        profile=profile, stack="cpu" if on_cpu else "cuda13" if "dsa" in profile else "glm5-cuda128", dialect=of
-    )
+    asked = request(profile=profile, stack="cpu" if on_cpu else "cuda13" if "dsa" in profile else "glm5-cuda128", dialect=of)
     found = resolve(CATALOG, asked)
     split = of.split(found.argv)
     assert split.problems == ()

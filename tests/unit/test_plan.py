@@ -12,12 +12,14 @@ import pytest
 from sglang_deploy import catalog as catalogs
 from sglang_deploy import known as knowledge
 from sglang_deploy import plan as planning
+from sglang_deploy import plantext
 from sglang_deploy import rules as rule_book
-from sglang_deploy.effective import compare_effective
+from sglang_deploy.dialect import Dialect
+from sglang_deploy.effective import compare_effective, judge
 from sglang_deploy.explain import candidates, explain
 from sglang_deploy.known import Source
 from sglang_deploy.launch_spec import LaunchSpec, Request, resolve
-from sglang_deploy.rules import Host, Model, Versions
+from sglang_deploy.rules import Host, Model, UnknownRule, Versions
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOG = catalogs.load(ROOT / "catalog")
@@ -61,15 +63,21 @@ def test_a_plan_without_conflicts() -> None:
     assert row(plan, "kv_cache_dtype") == planning.Row(
         "kv_cache_dtype", "bfloat16", "profile dense-mla-bf16", "--kv-cache-dtype bfloat16", "not resolvable here"
     )
-    assert "not resolvable here: the release is not built yet" in plan.table()
+    assert "What SGLang makes of it: not resolvable here: the release is not built yet" in shown(plan)
 
 
-def test_a_conflict_stands_first_with_its_remedy() -> None:
+def shown(plan: planning.Plan, **more: Any) -> list[str]:
+    return [line.text for line in plantext.show(plan, "gpu1", **more)]
+
+
+def test_a_refusal_has_its_remedy_its_source_and_the_way_to_go_on() -> None:
     plan = plan_of(spec_of(kv_cache_dtype="auto"))
     assert plan.refused
-    first, remedy = plan.table().splitlines()[:2]
+    first, remedy, source, allow = [line.text for line in plantext.refusals(plan.results)]
     assert first.startswith("REFUSED: dense-attention-fp8-kv: ")
     assert remedy.strip() == "remedy: set kv_cache_dtype: bfloat16"
+    assert "sgl-project/sglang#18904" in source
+    assert allow.strip() == "to go on all the same: sglang_allow: [dense-attention-fp8-kv]"
     assert row(plan, "kv_cache_dtype").findings == ("dense-attention-fp8-kv",)
     assert row(plan, "kv_cache_dtype").source == "group_vars"
 
@@ -78,7 +86,59 @@ def test_what_is_allowed_is_recorded() -> None:
     plan = plan_of(spec_of(kv_cache_dtype="auto"), allow=["dense-attention-fp8-kv"])
     assert not plan.refused
     assert plan.as_dict()["allowed"] == ["dense-attention-fp8-kv"]
-    assert "warning: dense-attention-fp8-kv (allowed)" in plan.table()
+    assert [line for line in shown(plan) if line.startswith("allowed: dense-attention-fp8-kv: ")]
+
+
+def test_allowing_a_rule_that_does_not_exist_names_the_nearest() -> None:
+    with pytest.raises(UnknownRule, match="did you mean dense-attention-fp8-kv"):
+        plan_of(spec_of(), allow=["dense-attention-fp8"])
+
+
+def test_the_text_has_the_host_first_then_problems_then_settings() -> None:
+    lines = shown(plan_of(spec_of(moe_runner="flashinfer_cutlass"), resolution={"ok": True, "resolved": {"page_size": 64}}))
+    assert lines[0].startswith("gpu1: plan of glm5: SGLang 0.5.9, stack glm5-cuda128, profile dense-mla-bf16")
+    at = {
+        word: next(n for n, line in enumerate(lines) if line.startswith(word))
+        for word in ("warning:", "setting", "variable")
+    }
+    assert at["warning:"] < at["setting"] < at["variable"]
+    assert [line.split() for line in lines if line.startswith("page_size")] == [["page_size", "(unset)", "SGLang", "64"]]
+
+
+def test_what_was_not_checked_is_a_count_unless_asked_for() -> None:
+    plan = plan_of(spec_of())
+    missing = [result.rule for result in plan.results if result.severity == "not checked"]
+    assert missing
+    assert f"{len(missing)} rule{'s' if len(missing) > 1 else ''} not checked for want of facts (-v names them)" in shown(
+        plan
+    )
+    told = "\n".join(shown(plan, verbose=True))
+    assert all(f"not checked: {rule}: needs " in told for rule in missing)
+
+
+def test_a_release_that_refuses_the_arguments_is_a_refusal() -> None:
+    answer = {"ok": False, "refused": True, "reason": "ValueError: KV must be bfloat16", "resolved": {}}
+    plan = plan_of(spec_of(), resolution=answer)
+    assert plan.refused
+    assert next(r.reason for r in plan.results if r.rule == "release-refuses").endswith("ValueError: KV must be bfloat16")
+    assert not plan_of(spec_of(), resolution=answer, allow=["release-refuses"]).refused
+
+
+def test_what_sglang_would_override_is_a_refusal_before_anything_stops() -> None:
+    line = "Setting KV cache dtype to fp8_e4m3 for DeepSeek DSA on SM12 device."
+    for answer in ({"kv_cache_dtype": "fp8_e4m3"}, {}):
+        resolution = {"ok": True, "resolved": answer, "log": [] if answer else [line]}
+        plan = plan_of(spec_of(), resolution=resolution)
+        [reason] = [result.reason for result in plan.results if result.severity == "refuse"]
+        assert "kv_cache_dtype: asked bfloat16, runs fp8_e4m3" in reason
+        assert row(plan, "kv_cache_dtype").findings == ("sglang-overrides",)
+        assert not plan_of(spec_of(), resolution=resolution, allow=["sglang-overrides"]).refused
+
+
+def test_a_switch_is_shown_in_the_settings_own_words() -> None:
+    for value, told in ((True, "false"), (False, "true")):
+        plan = plan_of(spec_of(), resolution={"ok": True, "resolved": {"disable_custom_all_reduce": value}})
+        assert row(plan, "custom_all_reduce").resolved == told
 
 
 def test_the_resolved_column_comes_from_the_release() -> None:
@@ -100,8 +160,14 @@ def test_a_plan_is_json() -> None:
     assert {"setting", "asked", "source", "option", "resolved", "findings"} == set(data["rows"][0])
 
 
+def started(spec: LaunchSpec, dialect: Dialect = DIALECT) -> dict[str, Any]:
+    """The spec as it goes to the host, through JSON."""
+    data: dict[str, Any] = json.loads(json.dumps({**spec.as_dict(), "server_fields": planning.server_fields(spec, dialect)}))
+    return data
+
+
 def compare(spec: LaunchSpec, info: dict[str, Any], log: tuple[str, ...] = ()) -> dict[str, tuple[str, str, str]]:
-    found = compare_effective(spec.as_dict(), info, log, dialect=DIALECT)
+    found = compare_effective(started(spec), info, log)
     return {item.setting: (item.asked, item.effective, item.severity) for item in found}
 
 
@@ -154,8 +220,31 @@ def test_the_same_in_another_form_is_no_difference(field: str, value: object) ->
 
 def test_findings_come_first() -> None:
     info = {"page_size": 64, "quantization": "fp8"}
-    found = compare_effective(spec_of().as_dict(), info, dialect=DIALECT)
+    found = compare_effective(started(spec_of()), info)
     assert [item.severity for item in found] == ["finding", "inform"]
+
+
+def test_graphs_off_by_two_options_is_no_difference() -> None:
+    dialect = CATALOG.dialect("0.5.23")
+    spec = resolve(
+        CATALOG,
+        Request("glm5", "cuda13", "dsa-conservative", "/srv/models/glm5", dialect),
+    )
+    fields = planning.server_fields(spec, dialect)["cuda_graph"]
+    assert fields == {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
+    assert compare_effective(started(spec, dialect), fields) == []
+    [difference] = compare_effective(started(spec, dialect), {**fields, "cuda_graph_backend_decode": "full"})
+    assert (difference.asked, difference.effective, difference.severity) == ("false", "full", "finding")
+
+
+def test_the_sentence_names_both_values() -> None:
+    ok, told, evidence = judge(started(spec_of()), {"kv_cache_dtype": "fp8_e4m3", "page_size": 64})
+    assert not ok
+    assert "kv_cache_dtype: asked bfloat16, runs fp8_e4m3 (/server_info kv_cache_dtype)" in told
+    assert [item["setting"] for item in evidence["chosen"]] == ["page_size"]
+    ok, told, _ = judge(started(spec_of()), {"kv_cache_dtype": "bfloat16", "page_size": 64})
+    assert ok
+    assert told.endswith("settings run as asked; SGLang chose page_size 64")
 
 
 COMMAND = "SGLANG_ENABLE_JIT_DEEPGEMM=0 sglang serve lukealonso/GLM-5-NVFP4 --tp-size 8 --attention-backend flashinfer"
@@ -171,7 +260,11 @@ def test_a_command_is_explained() -> None:
     found = explain(COMMAND, source, HOST, KNOWN.model("lukealonso/GLM-5-NVFP4"), CATALOG, RULES)
     assert found.verdict == "refuse"
     assert found.group_vars == {
+        "sglang_stack": "glm5-cuda128",
+        "sglang_profile": "bare",
+        "sglang_model_source": "hub",
         "sglang_model": "lukealonso/GLM-5-NVFP4",
+        "sglang_port": 30000,
         "sglang_backends": {"attention": "flashinfer"},
         "sglang_settings": {"tp_size": 8},
         "sglang_environment": {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"},
@@ -207,7 +300,7 @@ def test_the_bench_meets_its_targets() -> None:
     assert figures["profile_versions_refused"] == 0
 
 
-@pytest.mark.parametrize("module", ["effective", "resolution", "dialect"])
+@pytest.mark.parametrize("module", ["effective", "resolution", "dialect", "host_facts"])
 def test_what_runs_on_the_host_needs_the_standard_library_alone(module: str) -> None:
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'plugins/module_utils')!r}); import sglang_deploy.{module}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,52 @@ def test_a_real_release_resolves_on_the_cpu() -> None:
     assert answer.ok, answer.reason
     assert answer.resolved["device"] == "cpu"
     assert answer.resolved["attention_backend"] not in (None, "auto")
+
+
+def test_no_answer_is_kept_where_none_may_be(release: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert resolve(release, ["--device", "cpu"], {}, cache=cache, keep=False).ok
+    assert not cache.exists()
+
+
+def test_a_damaged_answer_is_asked_for_again(release: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = resolve(release, ["--device", "cpu"], {}, cache=cache)
+    [kept] = cache.iterdir()
+    kept.write_text("{}")
+    assert resolve(release, ["--device", "cpu"], {}, cache=cache).resolved == first.resolved
+
+
+def test_releases_do_not_share_answers(tmp_path: Path) -> None:
+    """The interpreter of every release is a link to the host's own."""
+    links = [tmp_path / name / "python" for name in ("one", "two")]
+    for link in links:
+        link.parent.mkdir()
+        link.symlink_to(sys.executable)
+    assert resolution._key(links[0], [], {}) != resolution._key(links[1], [], {})
+
+
+def test_the_services_own_folders_are_left_alone(tmp_path: Path) -> None:
+    asked = {
+        "HOME": "/var/cache/s/home",
+        "TRITON_CACHE_DIR": "/var/cache/s/triton",
+        "NCCL_DEBUG": "INFO",
+        "HF_HUB_OFFLINE": "0",
+    }
+    given = resolution._environment(asked, str(tmp_path))
+    assert given["NCCL_DEBUG"] == "INFO"
+    assert given["HF_HUB_OFFLINE"] == "1"
+    assert given["HF_HOME"] == "/var/cache/s/home/.cache/huggingface"
+    assert given["HOME"].startswith(str(tmp_path))
+    assert given["TRITON_CACHE_DIR"].startswith(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as somebody else")
+def test_it_asks_as_the_user_that_is_named() -> None:
+    told = '{"stage": "done", "resolved": {"device": "cpu", "user": "%s"}, "log": [], "gpu": false, "error": null}'
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folder is root's alone
+        Path(folder).chmod(0o755)
+        python = Path(folder, "python")
+        python.write_text(f'#!/bin/sh\nprintf \'{told}\' "$(id -u)" >"$3"\n')
+        python.chmod(0o755)
+        assert resolve(python, ["--device", "cpu"], {}, identity=(65534, 65534)).resolved["user"] == "65534"

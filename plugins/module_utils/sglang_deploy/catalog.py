@@ -20,12 +20,12 @@ from packaging.version import InvalidVersion, Version
 from . import dialect as dialects
 from .dialect import VALUE, Dialect, OptionMap, Setting, SettingError
 from .fields import FieldError, build
-from .names import environment_name_problem, suggest, text_problem
+from .names import MOVING_REFS, environment_name_problem, suggest, text_problem
+from .release_git import UPSTREAM
 
 SOURCE_KINDS = ("index", "git", "wheelhouse")
 STATUSES = ("works", "refuted", "untried")
 PROOFS = ("sm120_extend_block_size",)
-MOVING_REFS = ("main", "master", "HEAD")
 MOVING = Version("9999")  # what a moving ref counts as: newer than any release
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
 _TYPES = ("string", "int", "float", "bool", "json", "string_or_bool")
@@ -88,11 +88,15 @@ class Stack:
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def at(self, ref: str) -> Stack:
-        """The stack built from another git ref: a release tag or a moving ref also changes which SGLang it is."""
+    def at(self, ref: str, url: str | None = None) -> Stack:
+        """The stack built from another git ref: a release tag or a moving ref also changes which SGLang it is.
+
+        `url` is another repository than the stack's own; a stack that comes from an index takes upstream's.
+        """
         tag = ref.removeprefix("v")
         known = tag if version_key(tag) != MOVING else ref if ref in MOVING_REFS else self.sglang
-        return replace(self, sglang=known, source=replace(self.source, ref=ref))
+        own = self.source if self.source.kind == "git" else Source("git", url=UPSTREAM, subdirectory="python")
+        return replace(self, sglang=known, source=replace(own, ref=ref, url=url or own.url))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form, as the release builder takes it."""
@@ -222,15 +226,11 @@ def load(root: Path, stacks: Mapping[str, Any] | None = None, profiles: Mapping[
                 problems.extend(_profile_problems(profile, places[profile.name], options))
                 found_profiles[profile.name] = profile
     resolved = {
-        name: merged
-        for name in found_profiles
-        if (merged := _inherit(name, found_profiles, places, problems)) is not None
+        name: merged for name in found_profiles if (merged := _inherit(name, found_profiles, places, problems)) is not None
     }
     if problems:
         raise CatalogError(problems)
-    return Catalog(
-        root, found_stacks, resolved, options, tuple(sorted(upstream, key=lambda item: Version(item.sglang)))
-    )
+    return Catalog(root, found_stacks, resolved, options, tuple(sorted(upstream, key=lambda item: Version(item.sglang))))
 
 
 def _read(path: Path, kind: type) -> Any:
@@ -263,9 +263,7 @@ def _entry(cls: type[Any], data: object, where: str, problems: list[str], **give
 def _options(data: Mapping[str, Any], problems: list[str]) -> OptionMap:
     where = "options.yml"
     problems.extend(
-        f"{where}: unknown field {key!r}; known: reserved, settings"
-        for key in data
-        if key not in ("settings", "reserved")
+        f"{where}: unknown field {key!r}; known: reserved, settings" for key in data if key not in ("settings", "reserved")
     )
     settings: list[Setting] = []
     spelled: dict[tuple[str, ...], str] = {}
@@ -358,17 +356,13 @@ def _profile_problems(profile: Profile, where: str, options: OptionMap) -> list[
         *_range_problem(profile.fits.sglang, f"{where}, for, sglang"),
     ]
     if profile.status != "untried" and not profile.evidence:
-        problems.append(
-            f"{where}: status {profile.status} needs evidence (fact, source, date); without it write untried"
-        )
+        problems.append(f"{where}: status {profile.status} needs evidence (fact, source, date); without it write untried")
     if profile.status == "refuted" and not profile.faults:
         problems.append(f"{where}: status refuted needs faults: say what is wrong with it")
     return problems
 
 
-def _inherit(
-    name: str, profiles: Mapping[str, Profile], places: Mapping[str, str], problems: list[str]
-) -> Profile | None:
+def _inherit(name: str, profiles: Mapping[str, Profile], places: Mapping[str, str], problems: list[str]) -> Profile | None:
     """The profile with the settings, environment, scope and faults of what it extends under its own; null takes one
     out.
     """
@@ -378,9 +372,7 @@ def _inherit(
             problems.append(f"{places[name]}: extends itself: {' -> '.join([*(link.name for link in chain), parent])}")
             return None
         if parent not in profiles:
-            problems.append(
-                f"{places[chain[-1].name]}, extends: unknown profile {parent!r}; {suggest(parent, profiles)}"
-            )
+            problems.append(f"{places[chain[-1].name]}, extends: unknown profile {parent!r}; {suggest(parent, profiles)}")
             return None
         chain.append(profiles[parent])
     settings: dict[str, Any] = {}

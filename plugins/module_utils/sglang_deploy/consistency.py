@@ -12,7 +12,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from .catalog import MOVING, MOVING_REFS, Catalog, Stack, Upstream, version_key
+from .catalog import MOVING, Catalog, Stack, Upstream, version_key
+from .names import MOVING_REFS
 
 # The driver branch that each CUDA release needs (NVIDIA's CUDA release notes).
 DRIVERS = {"12.8": 570, "12.9": 575, "13.0": 580}
@@ -187,9 +188,7 @@ def _nearest(stack: Stack, catalog: Catalog) -> str | None:
     order = [Version(entry.sglang) for entry in catalog.upstream]
 
     def place(name: str) -> int:
-        return sum(
-            1 for version in order if version <= version_key(catalog.stacks[name].sglang if name else stack.sglang)
-        )
+        return sum(1 for version in order if version <= version_key(catalog.stacks[name].sglang if name else stack.sglang))
 
     fitting = [
         name

@@ -83,9 +83,7 @@ class Option:
         for value in values:
             if self.type == "int" and not re.fullmatch(r"\s*[+-]?\d+(_\d+)*\s*", value):
                 return f"{value!r} is not a whole number"
-            if self.type == "human_readable_int" and not re.fullmatch(
-                r"\s*[+-]?\d+\s*|\d+(\.\d+)?[kMGT]|\d+[KMGT]i", value
-            ):
+            if self.type == "human_readable_int" and not re.fullmatch(r"\s*[+-]?\d+\s*|\d+(\.\d+)?[kMGT]|\d+[KMGT]i", value):
                 return f"{value!r} is not a whole number (suffixes k, M, G, T and Ki, Mi, Gi, Ti are allowed)"
             if self.type == "float" and not _is_float(value):
                 return f"{value!r} is not a number"
@@ -317,11 +315,7 @@ class Setting:
             raise SettingError(
                 f"{value!r} is not {_ARTICLE[self.type]}", f"write {_ARTICLE[self.type]}{self._range()}"
             ) from error
-        if (
-            number != number
-            or (self.min is not None and number < self.min)
-            or (self.max is not None and number > self.max)
-        ):
+        if number != number or (self.min is not None and number < self.min) or (self.max is not None and number > self.max):
             raise SettingError(f"{text_of(number)} is out of range", f"write {_ARTICLE[self.type]}{self._range()}")
         return number
 

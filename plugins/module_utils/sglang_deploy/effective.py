@@ -6,11 +6,13 @@ Runs on the managed host beside the decode check, so it needs the standard libra
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from .dialect import Dialect, text_of
+from .dialect import text_of
 
 
 @dataclass(frozen=True)
@@ -31,32 +33,8 @@ class Difference:
         return f"{self.setting}: asked {self.asked}, runs {self.effective} ({self.evidence})"
 
 
-# Settings that SGLang itself decides or overrides: the options whose field of the server's arguments tells.
-SERVER_FIELDS: dict[str, tuple[str, ...]] = {
-    "attention": ("--attention-backend",),
-    "prefill_attention": ("--prefill-attention-backend",),
-    "decode_attention": ("--decode-attention-backend",),
-    "sparse_prefill": ("--dsa-prefill-backend", "--nsa-prefill-backend"),
-    "sparse_decode": ("--dsa-decode-backend", "--nsa-decode-backend"),
-    "kv_cache_dtype": ("--kv-cache-dtype",),
-    "quantization": ("--quantization",),
-    "moe_runner": ("--moe-runner-backend",),
-    "moe_a2a": ("--moe-a2a-backend",),
-    "fp8_gemm": ("--fp8-gemm-backend",),
-    "fp4_gemm": ("--fp4-gemm-backend",),
-    "sampling_backend": ("--sampling-backend",),
-    "grammar_backend": ("--grammar-backend",),
-    "page_size": ("--page-size",),
-    "mem_fraction_static": ("--mem-fraction-static",),
-    "chunked_prefill_size": ("--chunked-prefill-size",),
-    "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode", "--cuda-graph-max-bs"),
-    "max_running_requests": ("--max-running-requests",),
-    "context_length": ("--context-length",),
-    "tp_size": ("--tp-size",),
-    "pp_size": ("--pp-size",),
-    "ep_size": ("--ep-size",),
-    "speculative_algorithm": ("--speculative-algorithm",),
-}
+OVERRIDES = "sglang-overrides"
+"""The id under which a user may allow that SGLang overrides what was asked."""
 
 # Lines in which SGLang says what it made of the arguments.
 _LOG_FACTS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
@@ -70,7 +48,7 @@ _LOG_FACTS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile(r"Attention backend not (?:explicitly )?specified\. Use (\w+) backend"), ("attention",)),
     (re.compile(r"Use (\w+) as (?:the )?attention backend"), ("attention",)),
 )
-_SAME = {"bf16": "bfloat16", "nsa": "dsa", "compressed": "dsv4"}
+_SAME = {"bf16": "bfloat16", "nsa": "dsa", "compressed": "dsv4", "nextn": "eagle"}
 _NOTHING = ("", "none", "null", "auto")
 
 
@@ -78,14 +56,15 @@ def compare_effective(
     spec: Mapping[str, Any],
     server_info: Mapping[str, Any],
     log_lines: Iterable[str] = (),
-    *,
-    dialect: Dialect,
+    where: str = "/server_info",
 ) -> list[Difference]:
     """Asked against what the running server says of itself.
 
     Args:
-        spec: the launch spec that was started, in the form of spec.json (`LaunchSpec.as_dict()`).
+        spec: the launch spec that was started, in the form of spec.json: `settings` (of `LaunchSpec.as_dict()`) and
+            `server_fields` (what `plan.server_fields` makes of it).
         server_info: the JSON of `/server_info` (or `/get_server_info`); fields of the server's arguments.
+        where: what to call `server_info` in the differences' evidence.
         log_lines: the server's log; the lines where it says what it made of the arguments count, and the last one wins.
 
     Returns: differences, findings first.
@@ -97,40 +76,70 @@ def compare_effective(
             if found := pattern.search(line):
                 from_log.update({name: (value, line.strip()) for name, value in zip(names, found.groups(), strict=True)})
     differences: list[Difference] = []
-    for name in dict.fromkeys([*asked, *SERVER_FIELDS]):
-        effective, evidence = from_log.get(name) or _from_server(name, spec, server_info, dialect)
-        if effective is None:
+    for name, fields in spec["server_fields"].items():
+        if name in from_log:
+            effective, evidence = from_log[name]
+            differences += _difference(name, asked.get(name), asked.get(name), effective, evidence)
             continue
-        difference = _difference(name, asked.get(name), effective, evidence)
-        if difference is not None:
-            differences.append(difference)
+        for field, expected in fields.items():
+            if field in server_info:
+                evidence = f"{where} {field}"
+                differences += _difference(name, asked.get(name), expected, server_info[field], evidence)
     return sorted(differences, key=lambda item: item.severity != "finding")
 
 
-def _from_server(name: str, spec: Mapping[str, Any], info: Mapping[str, Any], dialect: Dialect) -> tuple[Any, str]:
-    """The server's value of a setting in the setting's own terms; None where it tells nothing."""
-    choice = spec["settings"].get(name)
-    flags = [word for word in choice["options"] if word.startswith("--")] if choice else SERVER_FIELDS.get(name, ())
-    for flag in flags:
-        option = dialect.find(flag)
-        if option is None or option.dest not in info:
-            continue
-        value = info[option.dest]
-        evidence = f"/server_info {option.dest}"
-        if choice and isinstance(choice["value"], bool) and isinstance(value, bool):
-            # A switch was given to say this value; where the server has the switch on, that is what runs.
-            return (choice["value"] if value else not choice["value"]), evidence
-        return value, evidence
-    return None, ""
+def judge(
+    spec: Mapping[str, Any], server_info: Mapping[str, Any], log_lines: Iterable[str] = ()
+) -> tuple[bool, str, dict[str, Any]]:
+    """Whether the server runs what was asked for, a sentence for a person, and the differences.
+
+    Arguments as for `compare_effective`; `allowed` of the spec may name OVERRIDES. Where SGLang chose what nobody asked
+    for, that is told and no fault.
+    """
+    found = compare_effective(spec, server_info, log_lines)
+    overridden = [item for item in found if item.severity == "finding"]
+    chosen = [item for item in found if item.severity != "finding"]
+    evidence = {"overridden": [item.as_dict() for item in overridden], "chosen": [item.as_dict() for item in chosen]}
+    if overridden:
+        told = "SGLang overrode what was asked: " + "; ".join(map(str, overridden))
+        return OVERRIDES in spec.get("allowed", ()), told, evidence
+    more = f"; SGLang chose {', '.join(f'{item.setting} {item.effective}' for item in chosen)}" if chosen else ""
+    return True, f"all {len(spec['settings'])} settings run as asked{more}", evidence
 
 
-def _difference(name: str, asked: Any, effective: Any, evidence: str) -> Difference | None:
-    left, right = _plain(asked), _plain(effective)
+def start_log(unit: str, lines: int = 20_000) -> list[str]:
+    """The first lines that a unit's present run wrote to the journal; empty where they cannot be read.
+
+    SGLang says what it makes of its arguments while it starts, so the first lines are enough, however long it has run.
+    """
+    shown_id = ["systemctl", "show", "--property=InvocationID", "--value", "--", unit]
+    try:
+        run = subprocess.run(shown_id, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        # --all: without it lines over 4096 bytes are left out
+        command = ["journalctl", "--quiet", "--no-pager", "--all", "--output=cat", f"_SYSTEMD_INVOCATION_ID={run}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+            found = [line.decode(errors="replace") for line in islice(child.stdout or (), lines)] if run else []
+            child.kill()
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return found
+
+
+def _difference(name: str, asked: Any, expected: Any, effective: Any, evidence: str) -> list[Difference]:
+    """`asked` is the setting's value; `expected` is what it becomes in the place that `effective` was read from."""
+    left, right = _plain(expected), _plain(effective)
     if left == right or right in ("", "none", "null"):
-        return None
+        return []
     if left in _NOTHING:
-        return None if right == "auto" else Difference(name, shown(asked), shown(effective), "inform", evidence)
-    return Difference(name, shown(asked), shown(effective), "finding", evidence)
+        return [] if right == "auto" else [Difference(name, shown(asked), shown(effective), "inform", evidence)]
+    return [Difference(name, shown(asked), shown(in_words(asked, expected, effective)), "finding", evidence)]
+
+
+def in_words(asked: Any, expected: Any, found: Any) -> Any:
+    """What a server's field says in the setting's own terms: a switch that is not as expected means the opposite."""
+    if _plain(expected) == _plain(found):
+        return asked
+    return not asked if isinstance(asked, bool) and isinstance(found, bool) else found
 
 
 def _plain(value: Any) -> str:

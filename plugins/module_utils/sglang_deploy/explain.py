@@ -21,7 +21,7 @@ _SEVERITY = {"twice": "warn", "range": "warn"}
 
 @dataclass(frozen=True)
 class Explanation:
-    """A command explained. `results` holds the parser's objections first, then the rules'."""
+    """A command explained. `results` are the parser's objections and the rules', gravest first."""
 
     command: ParsedCommand
     reading: Interpretation
@@ -69,8 +69,16 @@ def explain(
     )
     certain = source.exact and not source.versions.patched
     objections = [_objection(problem, source, certain) for problem in reading.problems]
-    results = (*objections, *check(rules, context, allow))
-    return Explanation(parsed, reading, results, group_vars(reading, catalog.options))
+    results = sorted((*objections, *check(rules, context, allow)), key=_gravity)
+    variables = group_vars(reading, catalog.options)
+    stacks = [stack.name for stack in catalog.stacks.values() if stack.sglang == source.versions.sglang]
+    if source.exact and stacks:
+        variables = {"sglang_stack": stacks[0], **variables}
+    return Explanation(parsed, reading, tuple(results), variables)
+
+
+def _gravity(result: RuleResult) -> int:
+    return (*SEVERITIES, "not checked").index(result.severity)
 
 
 def candidates(catalog: Catalog, source: Source) -> list[Dialect]:

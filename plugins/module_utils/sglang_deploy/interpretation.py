@@ -23,6 +23,17 @@ PLACEHOLDER = re.compile(
 _STAND_IN = {"int": "1", "human_readable_int": "1", "float": "0.5", "loads": "{}", "json_list_type": "[]"}
 
 
+BARE_PROFILE = "bare"
+SGLANG_PORT = 30000  # where a command without --port listens
+_OWN_VARIABLES = {
+    "model_path": "sglang_model",
+    "revision": "sglang_model_revision",
+    "served_model_name": "sglang_served_model_name",
+    "host": "sglang_host",
+    "port": "sglang_port",
+}
+
+
 @dataclass(frozen=True)
 class CommandProblem:
     """Something that the release's parser would refuse, or that the command says twice.
@@ -87,12 +98,14 @@ def _with_suggestions(reading: Interpretation, dialect: Dialect) -> Interpretati
     return replace(reading, problems=problems)
 
 
-def group_vars(reading: Interpretation, options: OptionMap, model_fallback: str = "") -> dict[str, Any]:
-    """The group_vars that reproduce a command. Keys: sglang_model, sglang_backends, sglang_settings, sglang_extra_args,
-    sglang_environment; secrets are left out.
-    """
+def group_vars(reading: Interpretation, options: OptionMap) -> dict[str, Any]:
+    """The group_vars that reproduce a command, on the profile `bare`, which adds nothing. Secrets are left out."""
     settings = dict(reading.settings)
-    variables: dict[str, Any] = {"sglang_model": settings.pop("model_path", model_fallback)}
+    variables: dict[str, Any] = {"sglang_profile": BARE_PROFILE}
+    if "model_path" in settings:
+        variables["sglang_model_source"] = "local" if str(settings["model_path"]).startswith("/") else "hub"
+    variables |= {variable: settings.pop(name, None) for name, variable in _OWN_VARIABLES.items()}
+    variables["sglang_port"] = variables["sglang_port"] or SGLANG_PORT
     backends = {name for name in settings if (found := options.get(name)) is not None and found.backend}
     variables["sglang_backends"] = {name: value for name, value in settings.items() if name in backends}
     variables["sglang_settings"] = {name: value for name, value in settings.items() if name not in backends}

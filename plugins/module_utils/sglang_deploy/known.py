@@ -16,7 +16,7 @@ import yaml
 from packaging.version import Version
 
 from .catalog import Catalog
-from .rules import Host, Model, Versions
+from .rules import LOADER, Host, Model, Versions
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _VERSION = re.compile(r"(?<![\d.])v?(0\.\d+\.\d+(?:\.post\d+)?(?:rc\d+)?)(?![\d.])")
@@ -127,7 +127,8 @@ class Known:
 
 def load(catalog: Catalog) -> Known:
     """Load known.yml of a catalog."""
-    return Known(yaml.safe_load((catalog.root / "known.yml").read_text(encoding="utf-8")), catalog)
+    text = (catalog.root / "known.yml").read_text(encoding="utf-8")
+    return Known(yaml.load(text, Loader=LOADER), catalog)  # noqa: S506 - a safe loader either way
 
 
 def _date(text: str) -> datetime.date | None:

@@ -126,8 +126,7 @@ class LaunchSpec:
             "extra_args": list(self.extra_args),
             "argv": list(self.argv),
             "environment": {
-                name: {"value": variable.value, "source": variable.source}
-                for name, variable in self.environment.items()
+                name: {"value": variable.value, "source": variable.source} for name, variable in self.environment.items()
             },
             "hash": self.hash,
         }
@@ -257,9 +256,7 @@ def _spell(
                 )
         settings[setting.name] = Choice(normal, source, words)
     if "model_path" not in merged:
-        problems.append(
-            Problem("model", "the request", "no model is given", "give its directory or its Hugging Face name")
-        )
+        problems.append(Problem("model", "the request", "no model is given", "give its directory or its Hugging Face name"))
     return settings
 
 
@@ -269,9 +266,7 @@ def _extra_args(
     def refuse(reason: str, fix: str) -> None:
         problems.append(Problem("extra_args", "extra_args", reason, fix))
 
-    if isinstance(request.extra_args, str) or not all(
-        isinstance(word, (str, int, float)) for word in request.extra_args
-    ):
+    if isinstance(request.extra_args, str) or not all(isinstance(word, (str, int, float)) for word in request.extra_args):
         refuse("it is not a list of words", 'write a list: ["--option", "value"]')
         return ()
     words = tuple(text_of(word) for word in request.extra_args)
@@ -297,9 +292,7 @@ def _extra_args(
         elif line:
             refuse(f"{item.written} is managed", f"write the setting {line}")
         elif item.option.dest in given:
-            refuse(
-                f"{item.written} is already given by the setting {given[item.option.dest]}", "take one of the two out"
-            )
+            refuse(f"{item.written} is already given by the setting {given[item.option.dest]}", "take one of the two out")
         elif item.option.dest in seen:
             refuse(f"{item.written} is given twice", "take one of the two out")
         elif item.abbreviated:
@@ -338,9 +331,7 @@ def _environment(
             elif value is None:
                 merged.pop(name, None)
             elif not isinstance(value, (str, int, float)):
-                problems.append(
-                    Problem(f"environment {name}", source, f"{value!r} is not text", "put the value in quotes")
-                )
+                problems.append(Problem(f"environment {name}", source, f"{value!r} is not text", "put the value in quotes"))
             elif problem := text_problem(text_of(value)):
                 problems.append(Problem(f"environment {name}", source, problem, "correct the value"))
             else:

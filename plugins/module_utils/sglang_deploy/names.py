@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 INSTANCE_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+MOVING_REFS = ("main", "master", "HEAD")  # names of git that say no version of SGLang
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # systemd drops an environment value that holds a control character other than tab (env_value_is_valid); argv cannot
 # hold NUL, and a line break would split a line of the launch script.

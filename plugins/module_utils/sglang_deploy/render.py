@@ -44,9 +44,7 @@ def environment_file(environment: Mapping[str, str]) -> str:
     """The environment as a file that systemd and a POSIX shell read alike. Raises ValueError for what neither could
     carry.
     """
-    lines = [
-        '# Written by Ansible; edits are overwritten. systemd and the launch script read it: one NAME="value" a line.'
-    ]
+    lines = ['# Written by Ansible; edits are overwritten. systemd and the launch script read it: one NAME="value" a line.']
     for name, value in sorted(environment.items()):
         problem = environment_name_problem(name) or text_problem(value)
         if problem:

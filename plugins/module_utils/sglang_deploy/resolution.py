@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from . import resolution_probe
+from .instance import service_environment
 
 TIMEOUT_S = 300.0
 MEMORY_BYTES = 8 * 2**30
 _POLL_S = 0.2
+# Folders that the service alone may write to: what another user left in them would be in its way.
+_CACHES = frozenset(service_environment("", "", "", "", "")) - {"PATH"}
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,29 @@ def resolve(
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,
     cache: Path | None = None,
+    keep: bool = True,
+    identity: tuple[int, int] | None = None,
 ) -> Resolution:
     """Resolve `argv` (options only) by the release whose interpreter is `python`.
 
     Args:
-        environment: the instance's variables; of the caller's own, PATH, HOME and CUDA_VISIBLE_DEVICES are kept.
+        environment: the instance's variables; of the caller's own, PATH and CUDA_VISIBLE_DEVICES are kept. HOME and the
+            kernel caches are replaced by a folder that is thrown away.
         timeout_s: the child is killed after this many seconds.
         memory_bytes: the child is killed when its resident memory passes this.
         cache: a directory for answers; one is used again while the interpreter, arguments, environment and the model's
-            config.json are the same. Only certain answers are kept.
+            description are the same. Only certain answers are kept, and none where `keep` is False.
+        identity: user and group id of the child, which may run code that came with the model; None is the caller's.
 
     Never raises for what the release does; everything ends in a `Resolution`.
     """
     kept = cache / f"{_key(python, argv, environment)}.json" if cache else None
-    if kept is not None and kept.is_file():
-        data = json.loads(kept.read_text(encoding="utf-8"))
-        return Resolution(**{**data, "log": tuple(data["log"])})
+    if kept is not None and (known := _read(kept)) is not None:
+        return known
     started = time.monotonic()
-    answer = _ask(python, argv, environment, timeout_s, memory_bytes)
+    answer = _ask(python, argv, environment, timeout_s, memory_bytes, identity)
     answer = Resolution(**{**answer.__dict__, "seconds": round(time.monotonic() - started, 1)})
-    if kept is not None and (answer.ok or answer.refused):
+    if kept is not None and keep and (answer.ok or answer.refused):
         kept.parent.mkdir(parents=True, exist_ok=True)
         partial = kept.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(answer.as_dict()), encoding="utf-8")
@@ -82,25 +88,42 @@ def resolve(
     return answer
 
 
+def _read(path: Path) -> Resolution | None:
+    """An answer that was kept; None where there is none that can be read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Resolution(**{**data, "log": tuple(data["log"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _ask(
-    python: Path, argv: Sequence[str], environment: Mapping[str, str], timeout_s: float, memory_bytes: int
+    python: Path,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    memory_bytes: int,
+    identity: tuple[int, int] | None,
 ) -> Resolution:
     if not os.access(python, os.X_OK):
         return Resolution(False, reason=f"{python} cannot be run; is the release built?")
-    own = {name: os.environ[name] for name in ("PATH", "HOME", "CUDA_VISIBLE_DEVICES", "LANG") if name in os.environ}
-    # A model that is not on this host must not be downloaded for a plan.
-    child_environment = {**own, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", **environment}
     with tempfile.TemporaryDirectory(prefix="sglang-plan-") as work:
         target, said = Path(work, "answer.json"), Path(work, "output")
+        user, group = identity or (None, None)
+        if identity is not None:
+            os.chown(work, *identity)
         with said.open("wb") as output:
             child = subprocess.Popen(
                 [str(python), "-c", inspect.getsource(resolution_probe), str(target)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=child_environment,
+                env=_environment(environment, work),
                 cwd=work,
                 start_new_session=True,
+                user=user,
+                group=group,
+                extra_groups=() if identity is not None else None,
             )
             stopped = _wait(child, json.dumps(list(argv)).encode(), timeout_s, memory_bytes)
         if stopped:
@@ -110,6 +133,16 @@ def _ask(
             last = lines[-1] if lines else "it said nothing"
             return Resolution(False, reason=f"the release's Python ended with status {child.returncode}: {last}")
         return judge(json.loads(target.read_text(encoding="utf-8")), argv)
+
+
+def _environment(environment: Mapping[str, str], work: str) -> dict[str, str]:
+    """The child's variables: the instance's, with its own folders for caches, and without a network."""
+    own = {name: os.environ[name] for name in ("PATH", "CUDA_VISIBLE_DEVICES", "LANG") if name in os.environ}
+    cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME') or os.environ.get('HOME', '')}/.cache"
+    # A model that is not on this host must not be downloaded for a plan; one that the server has fetched is found.
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_MODULES_CACHE": f"{work}/modules"}
+    moved = {name: f"{work}/{name.lower()}" for name in _CACHES}
+    return {**own, "HF_HOME": f"{cache}/huggingface", **environment, **offline, **moved}
 
 
 def _wait(child: subprocess.Popen[bytes], given: bytes, timeout_s: float, memory_bytes: int) -> str | None:
@@ -168,11 +201,11 @@ def _device(argv: Sequence[str]) -> str | None:
 
 
 def _key(python: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Everything that decides the answer: interpreter, arguments, environment, the model's config.json."""
+    """Everything that decides the answer: interpreter, arguments, environment, what describes the model."""
     at = next((index for index, word in enumerate(argv[:-1]) if word in ("--model-path", "--model")), None)
-    model = "" if at is None else argv[at + 1]
-    config = Path(model, "config.json")
-    content = config.read_bytes() if model and config.is_file() else b""
-    deciding = [str(python.resolve()), list(argv), dict(environment), hashlib.sha256(content).hexdigest()]
+    files = [] if at is None else [Path(argv[at + 1], name) for name in ("config.json", "hf_quant_config.json")]
+    content = b"".join(path.read_bytes() for path in files if path.is_file())
+    # Not resolved: the interpreter of every release is a link to the same one of the host.
+    deciding = [str(python.absolute()), list(argv), dict(environment), hashlib.sha256(content).hexdigest()]
     deciding.append(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:24]
