@@ -31,7 +31,33 @@ options:
   source:
     description: Where SGLang comes from, if not from where the stack says.
     type: str
-    choices: [index]
+    choices: [index, git]
+  ref:
+    description:
+      - What to build of a git source instead of the stack's own ref. A branch, a tag, a pull request's head as
+        C(pull/NUMBER/head), or all 40 digits of a commit. A branch that has moved makes another release.
+    type: str
+  git_url:
+    description: Git repository to build from instead of the stack's own. User and password in it are used, never kept.
+    type: str
+  patches:
+    description: Local patches for a git source, applied in this order.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: What messages and the receipt call it.
+        type: str
+        required: true
+      text:
+        description: Its text, as C(git diff) writes it.
+        type: str
+        required: true
+  git_cache:
+    description: Folder that keeps the commits of git sources.
+    type: path
+    default: /var/cache/sglang/git
   index:
     description:
       - Where packages come from, by the keys C(index_url), C(extra_index_urls), C(find_links), C(ca_bundle),
@@ -73,6 +99,16 @@ EXAMPLES = r"""
       find_links: [/opt/wheels]
     uv_version: 0.13.9
 
+- name: A release of upstream's main with a patch of our own stands
+  sglang_release:
+    stack: "{{ stack }}"
+    source: git
+    ref: main
+    patches:
+      - name: faster.patch
+        text: "{{ lookup('ansible.builtin.file', 'faster.patch', rstrip=false) }}"
+    uv_version: 0.13.9
+
 - name: Old releases are gone
   sglang_release:
     state: pruned
@@ -109,14 +145,24 @@ removed:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import release, release_store, release_uv
+from ansible.module_utils.sglang_deploy import release, release_git, release_store, release_uv
 
 
 def present(module: AnsibleModule) -> None:
     """Build, or in check mode say what would be built."""
     given = module.params
     index = release_uv.Index.from_mapping(given["index"])
-    request = release.Request.from_stack(given["stack"], index, given["constraints"], given["source"])
+    module.no_log_values |= index.secrets() | release_uv.secrets(given["git_url"] or "")
+    request = release.Request.from_stack(
+        given["stack"],
+        index,
+        given["constraints"],
+        given["source"],
+        ref=given["ref"],
+        url=given["git_url"],
+        patches=[release_git.Patch(**patch) for patch in given["patches"]],
+        git_cache=given["git_cache"],
+    )
     root = Path(given["root"])
     if module.check_mode:
         release_id, missing = release.plan(request, root, python=given["python"])
@@ -157,7 +203,16 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "pruned"], "default": "present"},
             "stack": {"type": "dict"},
             "constraints": {"type": "str", "default": ""},
-            "source": {"type": "str", "choices": ["index"]},
+            "source": {"type": "str", "choices": ["index", "git"]},
+            "ref": {"type": "str"},
+            "git_url": {"type": "str"},  # no_log would blank the receipt's URL; present() hides the password alone
+            "patches": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"name": {"type": "str", "required": True}, "text": {"type": "str", "required": True}},
+            },
+            "git_cache": {"type": "path", "default": "/var/cache/sglang/git"},
             "index": {"type": "dict", "default": {}},
             "uv": {"type": "str"},
             "uv_version": {"type": "str"},

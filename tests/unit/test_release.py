@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
 import json
 import os
@@ -11,7 +10,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,68 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_deploy import dialect, release, release_host, release_lock, release_probe, release_store, release_uv
-
-SERVER_ARGS = """
-class ServerArgs:
-    @staticmethod
-    def add_cli_args(parser):
-        parser.add_argument("--model-path", "--model", type=str, required=True)
-        parser.add_argument("--tp-size", "--tp", type=int, default=1)
-        parser.add_argument("--sampling-backend", choices={"pytorch", "flashinfer", "ascend"})
-        parser.add_argument("--disable-cuda-graph", action="store_true", help="Deprecated: use something else")
-"""
-
-
-def wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: tuple[str, ...] = ()) -> None:
-    """A pure Python wheel."""
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + "".join(
-        f"Requires-Dist: {r}\n" for r in requires
-    )
-    content = files | {
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = ""
-    for path, text in content.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{path},sha256={digest},{len(text.encode())}\n"
-    folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, text in {**content, f"{info}/RECORD": record + f"{info}/RECORD,,\n"}.items():
-            archive.writestr(path, text)
-
-
-@pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
-    sglang = {
-        "sglang/__init__.py": '__version__ = "0.5.9"\n',
-        "sglang/srt/__init__.py": "",
-        "sglang/srt/server_args.py": SERVER_ARGS,
-    }
-    sglang["sglang/launch_server.py"] = (
-        "def fail():\n    raise RuntimeError('here')\n\nif __name__ == '__main__':\n    fail()\n"
-    )
-    scripts = {"sglang-0.5.9.dist-info/entry_points.txt": "[console_scripts]\nsglang = sglang.launch_server:fail\n"}
-    wheel(folder, "sglang", "0.5.9", sglang | scripts, ("transformers==4.57.1", "torch"))
-    wheel(folder, "sglang", "0.5.10", {"sglang/__init__.py": "import no_such_module\n"})
-    torch = "import types\n__version__ = '2.9.1+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
-    wheel(folder, "torch", "2.9.1+cpu", {"torch/__init__.py": torch}, ("numpy>=2",))
-    for version in ("4.57.1", "5.2.0"):
-        wheel(folder, "transformers", version, {"transformers/__init__.py": f"__version__ = {version!r}\n"})
-    for version in ("2.0", "2.1", "2.2"):
-        wheel(folder, "numpy", version, {"numpy/__init__.py": ""})
-    return folder
-
-
-@pytest.fixture(scope="session")
-def uv() -> str:
-    found = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
-    if not Path(found).exists():
-        pytest.skip("uv is not installed")
-    return found
-
 
 STACK: dict[str, Any] = {
     "name": "small",
@@ -94,11 +30,6 @@ STACK: dict[str, Any] = {
     "constraints": "constraints/small.txt",
 }
 CONSTRAINTS = "# exact\nnumpy==2.1\n"
-
-
-@pytest.fixture(scope="session")
-def index(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> release.Index:
-    return release.Index(find_links=(str(wheels),), offline=True, cache_dir=str(tmp_path_factory.mktemp("cache")))
 
 
 def request_for(index: release.Index, **changes: Any) -> release.Request:
@@ -371,8 +302,8 @@ def test_a_receipt_holds_no_credentials(index: release.Index, tmp_path: Path, uv
 
 
 def test_what_a_stack_must_have(index: release.Index) -> None:
-    with pytest.raises(release.ReleaseError, match="source kind 'git' cannot be built"):
-        request_for(index, source={"kind": "git", "url": "https://x.example/y.git"})
+    with pytest.raises(release.ReleaseError, match="source kind 'svn' cannot be built"):
+        request_for(index, source={"kind": "svn", "url": "https://x.example/y"})
     with pytest.raises(release.ReleaseError, match="its source has no version"):
         request_for(index, source={"kind": "index", "package": "sglang"})
     with pytest.raises(release.ReleaseError, match="cannot be part of a folder name"):
@@ -462,12 +393,23 @@ def test_the_index_becomes_uvs_environment(monkeypatch: pytest.MonkeyPatch) -> N
         proxies=(("https", "http://new:2"), ("no", "localhost")),
     )
     env = index.environment(same_filesystem=False)
+    assert replace(index, find_links=("/w", "/v")).environment(same_filesystem=True)["UV_FIND_LINKS"] == "/w,/v"
     assert "UV_DEFAULT_INDEX" not in env, "the caller's environment does not decide what is built"
     assert env["UV_INDEX"] == "https://a.example https://b.example"
     assert env["UV_FIND_LINKS"] == "/w"
     assert env["HTTPS_PROXY"] == "http://new:2" and "https_proxy" not in env
     assert env["NO_PROXY"] == "localhost"
     assert env["UV_LINK_MODE"] == "copy"
+
+
+def test_what_must_not_be_shown() -> None:
+    index = release.Index(
+        index_url="https://user:pass%40word@mirror.example/simple",
+        extra_index_urls=("https://token@other.example", "https://open.example"),
+        proxies=(("https", "http://u:proxypass@p:1"), ("no", "localhost")),
+    )
+    assert index.secrets() == {"pass%40word", "pass@word", "token", "proxypass"}
+    assert release_uv.secrets("ssh://git@host.example/x") == release_uv.secrets("") == set()
 
 
 @pytest.mark.parametrize(
@@ -594,6 +536,23 @@ def test_the_probe_writes_the_catalogs_format() -> None:
         "type": "int",
         "choices": [0, 1],
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "deprecated"),
+    [
+        ("Deprecated alias for --x.", True),
+        ("[Deprecated] Use --x instead.", True),
+        ("(Deprecated, use --x) The old way.", True),
+        ("The kernel. NOTE: This replaces the deprecated environment variable X.", False),
+        ("Replaces the deprecated --x.", False),
+    ],
+)
+def test_only_an_option_that_is_itself_deprecated_counts(text: str, deprecated: bool) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--level", help=text)
+    (option,) = release_probe.options(parser)
+    assert ("deprecated" in option) is deprecated
 
 
 def test_settle_makes_a_tree_readable_and_counts_it(tmp_path: Path) -> None:

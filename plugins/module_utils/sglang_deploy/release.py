@@ -4,8 +4,12 @@ A build goes through a hidden folder and one rename, so that a release either is
 
     releases/<id>/venv           uv's relocatable virtual environment, byte-compiled
     releases/<id>/lock.txt       every package with its hashes; nothing else is installed
+    releases/<id>/wheels/        what was built here from a git source, so that lock.txt can be installed again
     releases/<id>/options.json   the option list of the installed server's own parser (the catalog's dialect format)
     releases/<id>/receipt.json   what it was built from, what is in it, how long each step took
+
+A git source is installed from a wheel, never in place: the environment moves once, and what runs must not change with a
+folder beside it. The tree itself is gone after the build; its commit stays in the cache.
 
 Runs as root with nothing but the standard library and uv.
 """
@@ -13,7 +17,6 @@ Runs as root with nothing but the standard library and uv.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
 import json
 import os
@@ -23,14 +26,15 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import release_probe, release_uv
+from . import release_git, release_probe, release_proof, release_tree, release_uv
 from .release_host import Python, ReleaseError, check_disk, choose_python
-from .release_lock import LockError, canonical_name, lock_packages, merged, with_hashes
+from .release_lock import LockError, lock_packages, merged, with_hashes, with_own_hash
+from .release_request import Request, request_id
 from .release_store import (
     RECEIPT_SCHEMA,
     Damaged,
@@ -48,90 +52,6 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to build; made by ``Request.from_stack``.
-
-    ``source`` is ``{"kind": "index", "package", "version"}``. ``requirements`` are resolved with their dependencies,
-    ``requirements_no_deps`` are taken alone. ``expected`` maps sglang, torch, transformers ... to the version that the
-    finished environment must have. ``environment`` is set while the release is asked for its options. ``disk_mib`` must
-    be free.
-    """
-
-    stack: str
-    source: Mapping[str, str]
-    python_range: str
-    requirements: tuple[str, ...]
-    requirements_no_deps: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    constraints: tuple[str, ...] = ()
-    expected: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    disk_mib: int = 0
-    index: Index = field(default_factory=Index)
-
-    @classmethod
-    def from_stack(
-        cls, stack: Mapping[str, Any], index: Index, constraints: str = "", source_kind: str | None = None
-    ) -> Request:
-        """A request from a catalog stack (as its dictionary) and the text of its constraints file.
-
-        ``source_kind`` asks for another kind of source than the stack's own: ``index`` takes the stack's SGLang version
-        from there.
-
-        ReleaseError where the stack lacks what a build needs, or names a source that cannot be built.
-        """
-        name = str(stack.get("name", ""))
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,40}", name):
-            raise ReleaseError(f"The stack's name {name!r} cannot be part of a folder name: use a-z, 0-9, dot and hyphen.")
-        source = {str(key): str(value) for key, value in dict(stack.get("source") or {}).items() if value is not None}
-        if source_kind and source_kind != source.get("kind"):
-            source = {"kind": source_kind}
-            if source_kind == "index" and stack.get("sglang"):
-                source |= {"package": "sglang", "version": str(stack["sglang"])}
-        if source.get("kind") != "index":
-            raise ReleaseError(
-                f"Stack {name}: source kind {source.get('kind')!r} cannot be built; this builder knows index. "
-                "Set sglang_source: index, or choose a stack from an index."
-            )
-        for key in ("package", "version"):
-            if key not in source:
-                raise ReleaseError(f"Stack {name}: its source has no {key}.")
-        requirements = _strings(stack, "requirements")
-        no_deps = _strings(stack, "requirements_no_deps")
-        pinned = f"{source['package']}=={source['version']}"
-        if not any(canonical_name(line) == canonical_name(source["package"]) for line in (*requirements, *no_deps)):
-            requirements = (pinned, *requirements)
-        if stack.get("constraints") and not constraints.strip():
-            raise ReleaseError(f"Stack {name}: the text of its constraints file {stack['constraints']} was not given.")
-        given = stack.get("overrides") or {}
-        overrides = (
-            tuple(f"{key}=={value}" for key, value in given.items())
-            if isinstance(given, Mapping)
-            else _strings(stack, "overrides")
-        )
-        expected = {key: str(stack[key]) for key in ("torch", "cuda", "transformers") if stack.get(key)}
-        expected |= {"flashinfer-python": str(stack["flashinfer"])} if stack.get("flashinfer") else {}
-        for key in ("kernel", "deep_gemm"):
-            package, _, version = str(stack.get(key) or "").partition("==")
-            expected |= {canonical_name(package): version} if version else {}
-        return cls(
-            stack=name,
-            source=source,
-            python_range=str(stack.get("python") or ">=3.10"),
-            requirements=requirements,
-            requirements_no_deps=no_deps,
-            overrides=overrides,
-            constraints=tuple(
-                line.strip() for line in constraints.splitlines() if line.strip() and not line.strip().startswith("#")
-            ),
-            expected={"sglang": source["version"], **expected},
-            environment={str(key): str(value) for key, value in dict(stack.get("environment") or {}).items()},
-            disk_mib=int(stack.get("disk_mib") or 0),
-            index=index,
-        )
-
-
-@dataclass(frozen=True)
 class Built:
     """The outcome of ``build``: the release's id, folder and receipt, and whether it was made now."""
 
@@ -139,34 +59,6 @@ class Built:
     path: Path
     receipt: Mapping[str, Any]
     changed: bool
-
-
-def _strings(stack: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    value = stack.get(key) or ()
-    if isinstance(value, str) or not all(isinstance(entry, str) and entry.strip() for entry in value):
-        raise ReleaseError(f"Stack {stack.get('name')}: {key} must be a list of requirement strings, not {value!r}.")
-    return tuple(value)
-
-
-def request_id(request: Request, python_version: str, platform: str) -> str:
-    """``<stack>-<12 hex>`` over everything that decides what gets built; credentials, proxies and caches do not.
-
-    ``python_version`` is ``3.11``-like and ``platform`` ``linux-x86_64``-like: a change of the host's patch version is
-    not another release.
-    """
-    deciding = {
-        "source": dict(request.source),
-        "requirements": sorted(request.requirements),
-        "requirements_no_deps": sorted(request.requirements_no_deps),
-        "overrides": sorted(request.overrides),
-        "constraints": sorted(request.constraints),
-        "expected": dict(request.expected),
-        "index": request.index.identity(),
-        "python": python_version,
-        "platform": platform,
-    }
-    digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
-    return f"{request.stack}-{digest[:12]}"
 
 
 class _Steps:
@@ -189,41 +81,80 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o644)
 
 
+def _compile(
+    uv: str, env: Mapping[str, str], python: str | Path, target: Path, requirements: Sequence[str], *more: str
+) -> str:
+    """The requirements resolved by uv into ``target``, every package with its hashes."""
+    source = target.with_suffix(".in")
+    _write(source, "\n".join(requirements) + "\n")
+    arguments = ["pip", "compile", str(source), "--python", str(python), "--generate-hashes", "--no-header"]
+    arguments += ["--no-annotate", "--quiet", *more, "--output-file", str(target)]
+    release_uv.run(uv, arguments, env=env, step="Resolving the stack's packages")
+    lock = target.read_text(encoding="utf-8")
+    # uv leaves out the hashes of local wheels that it need not open, as with --no-deps; its other format has them.
+    if lock.count("--hash=") < len(lock_packages(lock)):
+        pylock = target.with_name("pylock.toml")
+        more_exact = [*arguments[:-2], "--output-file", str(pylock), "--format", "pylock.toml"]
+        release_uv.run(uv, more_exact, env=env, step="Hashing the stack's packages")
+        lock = with_hashes(lock, pylock.read_text(encoding="utf-8"))
+    return lock
+
+
 def _resolve(request: Request, uv: str, env: Mapping[str, str], venv: Path, work: Path) -> str:
     """The text of lock.txt."""
-
-    def compiled(stem: str, requirements: Sequence[str], *more: str) -> str:
-        source, target = work / f"{stem}.in", work / f"{stem}.txt"
-        _write(source, "\n".join(requirements) + "\n")
-        arguments = [
-            "pip",
-            "compile",
-            str(source),
-            "--python",
-            str(venv / "bin" / "python"),
-            "--generate-hashes",
-            "--no-header",
-        ]
-        arguments += ["--no-annotate", "--quiet", *more, "--output-file", str(target)]
-        release_uv.run(uv, arguments, env=env, step="Resolving the stack's packages")
-        lock = target.read_text(encoding="utf-8")
-        # uv leaves out the hashes of local wheels that it need not open, as with --no-deps; its other format has them.
-        if lock.count("--hash=") < len(lock_packages(lock)):
-            pylock = work / "pylock.toml"
-            more_exact = [*arguments[:-2], "--output-file", str(pylock), "--format", "pylock.toml"]
-            release_uv.run(uv, more_exact, env=env, step="Hashing the stack's packages")
-            lock = with_hashes(lock, pylock.read_text(encoding="utf-8"))
-        return lock
-
+    python = venv / "bin" / "python"
     extra: list[str] = []
     for name, lines in (("constraints", request.constraints), ("overrides", request.overrides)):
         if lines:
             _write(work / f"{name}.txt", "\n".join(lines) + "\n")
             extra += [f"--{name}", str(work / f"{name}.txt")]
-    lock = compiled("requirements", request.requirements, *extra) if request.requirements else ""
+    lock = _compile(uv, env, python, work / "requirements.txt", request.requirements, *extra) if request.requirements else ""
     if request.requirements_no_deps:
-        lock = merged(lock, compiled("no-deps", request.requirements_no_deps, "--no-deps"))
+        lock = merged(lock, _compile(uv, env, python, work / "no-deps.txt", request.requirements_no_deps, "--no-deps"))
     return lock.lstrip()
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """A source laid out: the folder with the Python project, its build requirements, and the id of git's tree."""
+
+    project: Path
+    requires: tuple[str, ...]
+    tree: str
+
+
+def _lay_out(request: Request, work: Path, env: Mapping[str, str]) -> _Tree | None:
+    """The tree of a git source, after what would make its build pointless was looked at; None for an index."""
+    if request.repository is None or request.resolved is None:
+        return None
+    tree = work / "src"
+    tree_id = release_git.checkout(request.repository, request.resolved, tree, request.patches)
+    project = tree / request.source.get("subdirectory", "")
+    requires = release_tree.build_requirements(project)
+    release_tree.check_tools(release_tree.needed(tree, requires, request.environment), env["PATH"])
+    if (project / "sglang").is_dir():
+        release_proof.prove(request.proofs, project / "sglang")
+    return _Tree(project, requires, tree_id)
+
+
+def _build_wheel(
+    request: Request, source: _Tree, uv: str, env: Mapping[str, str], python: Path, work: Path, wheels: Path
+) -> tuple[Path, dict[str, str]]:
+    """The wheel of the laid-out source, and the build tools that made it."""
+    lock = work / "build-lock.txt"
+    if source.requires:
+        _write(lock, _compile(uv, env, python, work / "build.txt", source.requires))
+    wheel = release_tree.build_wheel(
+        source.project,
+        wheels,
+        uv,
+        {**env, **request.environment},
+        python=python,
+        version=request.local_version(),
+        lock=lock if source.requires else None,
+    )
+    tools = lock_packages(lock.read_text(encoding="utf-8")) if source.requires else {}
+    return wheel, tools
 
 
 def _probe(python: Path, request: Request, work: Path) -> dict[str, Any]:
@@ -319,6 +250,11 @@ def _make(request: Request, python: Python, release_id: str, store: Store, uv: s
     cache.mkdir(parents=True, exist_ok=True)
     env = request.index.environment(same_filesystem=cache.stat().st_dev == building.stat().st_dev)
     steps = _Steps(progress)
+    made: dict[str, Any] = {}
+    source = None
+    if request.repository is not None:
+        with steps.step("source", f"fetching {request.source['ref']} of {request.source['url']}"):
+            source = _lay_out(request, work, env)
     with steps.step("venv", f"making the environment with {python.path}"):
         release_uv.run(
             uv,
@@ -326,26 +262,36 @@ def _make(request: Request, python: Python, release_id: str, store: Store, uv: s
             env=env,
             step="Making the environment",
         )
+    if source is not None:
+        with steps.step("wheel", f"building SGLang {request.local_version()} with {release_tree.jobs()} jobs"):
+            wheels = building / "wheels"
+            wheel, tools = _build_wheel(request, source, uv, env, venv / "bin" / "python", work, wheels)
+            package, version = release_tree.wheel_name(wheel)
+            request = request.with_wheel(package, version)
+            env["UV_FIND_LINKS"] = ",".join(filter(None, (env.get("UV_FIND_LINKS"), str(wheels))))
+        made = {
+            "tree": source.tree,
+            "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in request.patches],
+            "wheels": {wheel.name: file_sha256(wheel)},
+            "build_tools": tools,
+        }
     with steps.step("resolve", "resolving the stack's packages"):
         lock = _resolve(request, uv, env, venv, work)
+        if source is not None:
+            origin = f"built from {request.source['url']} at {request.source['commit']}"
+            lock = with_own_hash(lock, package, made["wheels"][wheel.name], origin)
         _write(building / "lock.txt", lock)
     with steps.step("install", f"installing {len(lock_packages(lock))} packages"):
-        arguments = [
-            "pip",
-            "install",
-            "--python",
-            str(venv / "bin" / "python"),
-            "--no-deps",
-            "--require-hashes",
-            "--compile-bytecode",
-        ]
+        arguments = ["pip", "install", "--python", str(venv / "bin" / "python"), "--no-deps", "--require-hashes"]
         release_uv.run(
             uv,
-            [*arguments, "--quiet", "-r", str(building / "lock.txt")],
+            [*arguments, "--compile-bytecode", "--quiet", "-r", str(building / "lock.txt")],
             env=env,
             step="Installing the locked packages",
         )
     with steps.step("verify", "asking the installed server for its versions and options"):
+        (packages,) = venv.glob("lib/python3*/site-packages")
+        proofs = release_proof.prove(request.proofs, packages / "sglang")
         report = _probe(venv / "bin" / "python", request, work)
         verify_versions(request.expected, report)
         _write(building / "options.json", options_text(report))
@@ -357,6 +303,8 @@ def _make(request: Request, python: Python, release_id: str, store: Store, uv: s
         "id": release_id,
         "stack": request.stack,
         "source": dict(request.source),
+        **made,
+        "proofs": {name: asdict(evidence) for name, evidence in proofs.items()},
         "index": request.index.identity(),
         "versions": _versions(report),
         "python": {**asdict(python), "version": ".".join(map(str, python.version))},
@@ -389,9 +337,11 @@ def _present(store: Store, release_id: str) -> Built | None:
 def plan(request: Request, root: Path = Path("/opt/sglang"), *, python: str | None = None) -> tuple[str, bool]:
     """What ``build`` would do, changing nothing: the release's id, and whether it would have to be built.
 
-    Makes the same checks: Python in range, disk space, an existing release that is not damaged while in use.
+    Makes the same checks: Python in range, the commit that a git source's ref is now, disk space, an existing release
+    that is not damaged while in use.
     """
     chosen = choose_python(request.python_range, python)
+    request = request.pinned()
     release_id = request_id(request, chosen.minor, chosen.platform)
     store = Store(root)
     try:
@@ -429,11 +379,13 @@ def build(
     left behind but uv's cache.
     """
     chosen = choose_python(request.python_range, python)
+    request = request.pinned()
     release_id = request_id(request, chosen.minor, chosen.platform)
     store = Store(root)
     with contextlib.suppress(Damaged):
         if present := _present(store, release_id):
             return present
+    check_disk(store.root, Path(request.index.cache_dir), request.disk_mib)  # first: a refusal leaves no trace
     umask = os.umask(0o022)
     try:
         with locked(root, wait_s=lock_wait_s, waiting=progress):
@@ -446,7 +398,6 @@ def build(
                 _refuse_if_running(root, release_id, error)
                 progress(f"removing a damaged release: {error}")
                 discard(store, release_id)
-            check_disk(store.root, Path(request.index.cache_dir), request.disk_mib)
             if uv is None:
                 uv = release_uv.provide(root / "uv" / uv_version, uv_version, chosen.path, request.index)
             release_uv.version(uv)

@@ -94,7 +94,7 @@ def choose_python(python_range: str, asked: str | None = None) -> Python:
     raise ReleaseError(
         f"The stack needs Python {python_range}; this host has {', '.join(rejected) or 'no Python at all'}. "
         "Install a fitting one beside it (Debian and Ubuntu: apt install python3.X python3.X-dev where the distribution "
-        "has it), or set sglang_release_python to its path."
+        "has it), or set sglang_python to its path."
     )
 
 
@@ -113,5 +113,5 @@ def check_disk(root: Path, cache: Path, need_mib: int) -> None:
         if free < need_mib:
             raise ReleaseError(
                 f"Too little disk for a release: {place} has {free} MiB free, the stack needs {need_mib} MiB. "
-                "Free space there, prune old releases (sglang_release_keep), or set another folder."
+                "Free space there, prune old releases (sglang_keep_releases), or set another folder."
             )

@@ -47,3 +47,13 @@ def with_hashes(lock: str, pylock: str) -> str:
         found = hashes.get(canonical_name(line), []) if bare else []
         lines.append(" \\\n    ".join([line, *(f"--hash=sha256:{digest}" for digest in sorted(found))]))
     return "\n".join(lines) + "\n"
+
+
+def with_own_hash(lock: str, package: str, digest: str, origin: str) -> str:
+    """The lock with one package bound to the one file that was built here, and a comment that says from what."""
+    blocks = re.split(r"(?m)^(?=[A-Za-z0-9])", lock)
+    for number, block in enumerate(blocks):
+        if block and canonical_name(block) == package:
+            line = block.splitlines()[0].removesuffix("\\").rstrip()
+            blocks[number] = f"# {package} is {origin}\n{line} \\\n    --hash=sha256:{digest}\n"
+    return "".join(blocks)

@@ -17,7 +17,10 @@ from typing import Any
 
 
 def option(action: argparse.Action) -> dict[str, Any]:
-    """One entry of options.json. Deprecated means that the action's class or its help text says so (SGLang does both)."""
+    """One entry of options.json. Deprecated means that the action's class, or its help text's first word, says so.
+
+    SGLang does both. The word further on in a help text speaks of something else that the option replaces.
+    """
     kind = type(action).__name__.lstrip("_")
     help_text = action.help if isinstance(action.help, str) else ""
     entry: dict[str, Any] = {"flags": list(action.option_strings), "dest": action.dest, "kind": kind}
@@ -29,7 +32,7 @@ def option(action: argparse.Action) -> dict[str, Any]:
         unordered = isinstance(action.choices, set | frozenset)
         choices = sorted(action.choices, key=str) if unordered else list(action.choices)
         entry["choices"] = [choice if isinstance(choice, int | float | str) else str(choice) for choice in choices]
-    if "deprecated" in kind.lower() or "deprecated" in help_text.lower():
+    if "deprecated" in kind.lower() or re.match(r"\W*deprecated\b", help_text, re.IGNORECASE):
         entry["deprecated"] = True
     return entry
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 # Transport settings of the caller's environment that uv may inherit; nothing that decides *which* package is chosen.
 _INHERITED = (
@@ -35,6 +35,13 @@ def without_credentials(url: str) -> str:
     """``url`` without user and password; a plain path is returned as it is."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if parts.netloc else url
+
+
+def secrets(url: str) -> set[str]:
+    """What must not be shown of an http URL: its password, or a user that stands alone and so is a token."""
+    parts = urlsplit(url)
+    secret = parts.password or parts.username
+    return {secret, unquote(secret)} if parts.scheme in ("http", "https") and secret else set()
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class Index:
                 raise ValueError(f"package index: find_links folder {link} does not exist on this host")
         return made
 
+    def secrets(self) -> set[str]:
+        """The passwords and tokens in it."""
+        urls = (self.index_url or "", *self.extra_index_urls, *self.find_links, *(value for _, value in self.proxies))
+        return set().union(*map(secrets, urls))
+
     def identity(self) -> dict[str, object]:
         """What decides which packages are found, free of credentials. Proxies, CA and cache do not belong to it."""
         return {
@@ -118,7 +130,7 @@ class Index:
             # carries old copies of common packages and would hide the pinned ones.
             env["UV_INDEX_STRATEGY"] = "unsafe-best-match"
         if self.find_links:
-            env["UV_FIND_LINKS"] = " ".join(self.find_links)
+            env["UV_FIND_LINKS"] = ",".join(self.find_links)  # the one list of uv that has commas
         if self.ca_bundle:
             env["SSL_CERT_FILE"] = self.ca_bundle
         if self.offline:
