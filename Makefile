@@ -42,7 +42,7 @@ lint: venv ## ansible-lint, yamllint, ruff, mypy, documentation in step
 	mypy plugins bench docs
 
 unit: venv ## unit tests
-	pytest
+	pytest -n auto
 
 molecule: venv ## deploy, swap, refuse and remove on containers with the real server
 	molecule test --no-command-borders --all

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -21,7 +22,7 @@ from sglang_deploy import diagnose, findings, startup, watch  # noqa: E402
 REPEAT = 10.0
 """Seconds between two lines that differ in progress alone."""
 OWN = frozenset({"state", "until", "patterns", "stop"})
-KNOWN = frozenset({"unit", "path", "pid", "url", "api_key", "limits", "total", "findings", "context"})
+KNOWN = frozenset({"unit", "path", "pid", "url", "api_key", "limits", "total", "findings", "context", "fail"})
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -36,6 +37,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
         rules, context = self._prepare(arguments)
+        fail = boolean(arguments.pop("fail", True))
         if self._task.check_mode:
             return {**result, "skipped": True, "changed": False, "msg": "nothing starts in check mode"}
         host = str(task_vars.get("inventory_hostname", self._play_context.remote_addr))
@@ -54,7 +56,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 return {**result, **{key: value for key, value in answer.items() if key != "invocation"}}
             state = answer["state"]
             shown.say(state, answer["events"])
-        return {**result, **outcome(rules, context, state)}
+        ended = outcome(rules, context, state)
+        return {**result, **ended, "failed": fail and ended.get("failed", False)}
 
     def _prepare(self, arguments: dict[str, Any]) -> tuple[tuple[findings.Rule, ...], findings.Context]:
         unknown = set(arguments) - KNOWN
@@ -116,6 +119,7 @@ def outcome(rules: tuple[findings.Rule, ...], context: findings.Context, state: 
     result: dict[str, Any] = {
         "changed": False,
         "outcome": state["outcome"],
+        "reason": state["reason"],
         "phases": tracker["spent"],
         "findings": [finding.as_dict() for finding in found.findings],
         "last_lines": state["tail"],

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: sglang_instance
 short_description: Write the files of an instance and say what runs
 description:
-  - Brings C(launch), C(environment) and C(spec.json) under O(config_root)/O(name) to what a deployment says. Each file is replaced at once.
+  - Brings C(launch), C(environment) and C(spec.json) under O(config_root)/O(name) to what a deployment says. Each file
+    is replaced at once.
   - Says whether the unit runs exactly that deployment. Starts and stops nothing.
 options:
   name:
@@ -15,8 +16,17 @@ options:
     type: str
     required: true
   deployment:
-    description: Launch spec with the texts that follow from it, as C(sglang_plan) returns it. Without it, nothing is written.
+    description: Launch spec with the texts that follow from it, from C(sglang_plan). Without it, nothing is written.
     type: dict
+  state:
+    description:
+      - V(accepted) writes the instance's own files and takes a candidate's away.
+      - V(candidate) leaves them alone and makes the deployment what the unit's next start runs, until it is accepted or
+        the host boots again. Nothing is written where the unit runs it already.
+      - V(discarded) takes a candidate's files away.
+    type: str
+    choices: [accepted, candidate, discarded]
+    default: accepted
   config_root:
     description: Folder that holds a folder for each instance.
     type: path
@@ -30,7 +40,7 @@ attributes:
     description: Compares and writes nothing.
     support: full
   diff_mode:
-    description: Shows each file that differs.
+    description: Shows each of the instance's own files that differs.
     support: full
 author:
   - The project's contributors
@@ -56,9 +66,18 @@ current:
   description: Whether the unit is active, runs exactly the given deployment, and was started after its unit file changed.
   returned: always
   type: bool
+context:
+  description: Versions, settings and environment of the deployment, as C(sglang_watch) and C(sglang_diagnose) take them.
+  returned: always
+  type: dict
+release_problem:
+  description: Why the deployment's release cannot run it; empty if it can.
+  returned: always
+  type: str
 """
 
 import grp
+import subprocess
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -70,34 +89,57 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "deployment": {"type": "dict"},
+            "state": {"type": "str", "choices": ["accepted", "candidate", "discarded"], "default": "accepted"},
             "config_root": {"type": "path", "default": "/etc/sglang"},
             "group": {"type": "str", "default": "sglang"},
         },
+        required_if=[("state", "candidate", ["deployment"])],
         supports_check_mode=True,
     )
-    name, deployment = module.params["name"], module.params["deployment"]
-    running = instance.running(name)
+    name, state, given = module.params["name"], module.params["state"], module.params["deployment"]
     directory = Path(module.params["config_root"]) / name
-    result = {"running": running.as_dict(), "current": False, "deployment": deployment or instance.read(directory)}
-    if deployment is None:
-        module.exit_json(changed=False, **result)
-    same = running.spec_hash == deployment["spec"]["hash"]
-    result["current"] = running.active and same and not running.unit_newer
+    running = instance.running(name)
+    deployment = given or instance.read(directory)
+    result = {
+        "running": running.as_dict(),
+        "current": False,
+        "deployment": deployment,
+        "context": instance.context(deployment) if deployment else {},
+        "release_problem": instance.release_problem(deployment) if deployment else "",
+    }
     try:
-        group = grp.getgrnam(module.params["group"]).gr_gid
+        if state == "discarded":
+            module.exit_json(changed=not module.check_mode and instance.discard(name, directory), **result)
+        if given is None:
+            module.exit_json(changed=False, **result)
+        spec = deployment["spec"]
+        same = running.spec_hash == spec["hash"] and list(running.argv) == list(spec["command"])
+        result["current"] = running.active and same and not running.unit_newer
+        group = _group(module)
+        accept = state == "accepted" and not module.check_mode
+        written = instance.write(deployment, directory, group, apply=accept)
+        changed = written.changed
+        if accept:
+            changed = instance.discard(name, directory) or changed
+        elif not result["current"]:
+            changed = True
+            if not module.check_mode:
+                instance.stage(name, deployment, directory, group)
+    except OSError as error:
+        left = "Nothing was restarted." if state == "candidate" else "What runs was left as it is; run it again."
+        module.fail_json(msg=f"Cannot write {error.filename}: {error.strerror}. {left}", **result)
+    except subprocess.CalledProcessError as error:
+        module.fail_json(msg=f"systemd did not read its units again: {error.stderr.decode(errors='replace')}", **result)
+    module.exit_json(changed=changed, diff=written.diff, **result)
+
+
+def _group(module: AnsibleModule) -> int:
+    try:
+        return grp.getgrnam(module.params["group"]).gr_gid
     except KeyError:
         if not module.check_mode:
-            module.fail_json(
-                msg=f"The group {module.params['group']} does not exist: the role creates it before this task."
-            )
-        group = -1  # a host that the role has not yet touched
-    try:
-        written = instance.write(
-            deployment, Path(module.params["config_root"]) / name, group, apply=not module.check_mode
-        )
-    except OSError as error:
-        module.fail_json(msg=f"Cannot write {error.filename}: {error.strerror}. Nothing was restarted.", **result)
-    module.exit_json(changed=written.changed, diff=written.diff, **result)
+            module.fail_json(msg=f"The group {module.params['group']} does not exist: the role creates it before this task.")
+        return -1  # a host that the role has not yet touched
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: sglang_status
 short_description: Say what runs on a host and how it got there
 description:
-  - Compares the unit, the instance's files and the ledger. Changes nothing.
+  - Compares the unit, the instance's files and the ledger, and asks the server for its load and nvidia-smi for memory.
+  - Changes nothing.
 options:
   name:
     description: Name of the instance.
@@ -65,8 +66,20 @@ def main() -> None:
     name = module.params["name"]
     running = instance.running(name)
     deployment = instance.read(Path(module.params["config_root"]) / name)
-    entries, _ = ledger.entries(Path(module.params["state_root"]) / name)
-    lines = status.lines(name, running, deployment, entries)
+    state = Path(module.params["state_root"]) / name
+    entries, unreadable = ledger.entries(state)
+    spec = deployment.get("spec", {})
+    accepted = ledger.deployments(state).get(str(spec.get("hash")), {})
+    edited = [
+        f"{module.params['config_root']}/{name}/{part}"
+        for part in ("launch", "environment")
+        if accepted and accepted[part] != deployment[part]
+    ]
+    metrics = spec.get("settings", {}).get("enable_metrics", {}).get("value")
+    load = status.load(status.fetch_metrics(spec["url"])) if running.active and metrics else None
+    lines = status.lines(name, running, deployment, entries, load, status.gpu_memory(), edited)
+    if unreadable:
+        module.warn(f"{unreadable} lines of the ledger could not be read and are left as they are.")
     module.exit_json(changed=False, lines=lines, running=running.as_dict())
 
 

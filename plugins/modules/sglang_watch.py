@@ -51,6 +51,10 @@ options:
         each a dictionary.
     type: dict
     default: {}
+  fail:
+    description: Whether a start that failed fails the task.
+    type: bool
+    default: true
   state:
     description: What the last call returned.
     type: dict
@@ -58,7 +62,7 @@ options:
   until:
     description: Seconds after which a call returns even if nothing happened.
     type: float
-    default: 5
+    default: 10
   patterns:
     description: Expressions to look for.
     type: list
@@ -85,6 +89,10 @@ EXAMPLES = r"""
 RETURN = r"""
 outcome:
   description: V(ready), V(failed), V(hung) or V(timeout); empty in a call of the module that ended before.
+  type: str
+  returned: always
+reason:
+  description: Why the wait ended, in words; empty when the server is ready.
   type: str
   returned: always
 ready_s:
@@ -126,7 +134,7 @@ def main() -> None:
             "limits": {"type": "dict", "default": {}},
             "total": {"type": "int", "default": 7200},
             "state": {"type": "dict", "default": {}},
-            "until": {"type": "float", "default": 5.0},
+            "until": {"type": "float", "default": 10.0},
             "patterns": {"type": "list", "elements": "str", "default": []},
             "stop": {"type": "list", "elements": "str", "default": []},
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +12,11 @@ import pytest
 from sglang_deploy import instance
 
 GROUP = os.getegid()
-DEPLOYMENT = {"spec": {"hash": "a" * 64, "url": "http://127.0.0.1:8000"}, "launch": "#!/bin/sh\n", "environment": 'A="1"\n'}
+DEPLOYMENT = {
+    "spec": {"hash": "a" * 64, "url": "http://127.0.0.1:8000"},
+    "launch": "#!/bin/sh\n",
+    "environment": 'A="1"\n',
+}
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of an instance belong to root")
 
 
@@ -49,6 +54,70 @@ def test_an_interruption_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: 
         instance.write({**DEPLOYMENT, "launch": "#!/bin/sh\nexec false\n"}, tmp_path, GROUP)
     assert instance.read(tmp_path) == DEPLOYMENT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["environment", "launch", "spec.json"]
+
+
+@pytest.fixture
+def reloads(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What systemctl was told."""
+    told: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: told.append(command))
+    return told
+
+
+def test_a_candidate_leaves_the_instances_own_files_alone(tmp_path: Path, reloads: list[list[str]]) -> None:
+    folder, units = tmp_path / "glm5", tmp_path / "units"
+    instance.write(DEPLOYMENT, folder, GROUP)
+    other = {**DEPLOYMENT, "launch": f"#!/bin/sh\n. {folder}/environment\nexec true\n", "environment": 'A="2"\n'}
+    instance.stage("glm5", other, folder, GROUP, units)
+    assert instance.read(folder) == DEPLOYMENT
+    setting = (units / "sglang@glm5.service.d" / "candidate.conf").read_text().splitlines()
+    assert setting == [
+        "[Service]",
+        "EnvironmentFile=",
+        f"EnvironmentFile={folder}/candidate/environment",
+        "ExecStart=",
+        f"ExecStart={folder}/candidate/launch",
+    ]
+    assert f". {folder}/candidate/environment" in (folder / "candidate" / "launch").read_text()
+    assert reloads == []
+
+    assert instance.discard("glm5", folder, units)
+    assert reloads == [["systemctl", "daemon-reload"]]
+    assert not (folder / "candidate").exists()
+    assert list((units / "sglang@glm5.service.d").iterdir()) == []
+    assert not instance.discard("glm5", folder, units)
+    assert instance.read(folder) == DEPLOYMENT
+
+
+def test_systemd_forgets_a_candidate_before_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, units = tmp_path / "glm5", tmp_path / "units"
+    instance.stage("glm5", DEPLOYMENT, folder, GROUP, units)
+
+    def cut_off(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        instance.discard("glm5", folder, units)
+    assert (folder / "candidate" / "launch").exists()
+
+
+def test_a_release_that_is_gone_is_named(tmp_path: Path) -> None:
+    spec = {"command": [str(tmp_path / "releases/cpu-1/venv/bin/python"), "-m", "sglang.launch_server"]}
+    assert "cpu-1 has no receipt.json" in instance.release_problem({"spec": spec})
+
+
+def test_findings_get_what_the_deployment_tells(tmp_path: Path) -> None:
+    spec = {
+        "command": [str(tmp_path / "none/venv/bin/python")],
+        "argv": ["--model-path", "/m", "--kv-cache-dtype", "fp8_e4m3", "--disable-radix-cache"],
+        "environment": {"NCCL_DEBUG": {"value": "INFO", "source": "-e"}},
+    }
+    assert instance.context({"spec": spec}) == {
+        "versions": {},
+        "settings": {"model_path": "/m", "kv_cache_dtype": "fp8_e4m3", "disable_radix_cache": "True"},
+        "environment": {"NCCL_DEBUG": "INFO"},
+    }
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])

@@ -77,7 +77,7 @@ def test_a_bundle_names_nobody() -> None:
 
 
 def test_local_addresses_and_versions_stay() -> None:
-    text = "http://127.0.0.1:30000 on 0.0.0.0, driver 580.126.09, torch 2.11.0, CUDA 12.8.1"
+    text = "10:18:23 sglang@glm5.service on http://127.0.0.1:30000, [::1] and 0.0.0.0, driver 580.126.09, c10::Half"
     assert redact.Redactor().text(text) == text
 
 
@@ -85,3 +85,10 @@ def test_same_name_has_the_same_stand_in() -> None:
     redactor = redact.Redactor()
     assert redactor.text("from 10.0.0.1") == redactor.text("from 10.0.0.1")
     assert redactor.text("10.0.0.2") != redactor.text("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "address", ["2001:db8::1", "fe80::1ff:fe23:4567:890a", "2001:db8:1:2:3:4:5:6", "fd00::", "::ffff:9"]
+)
+def test_every_form_of_an_address_goes(address: str) -> None:
+    assert address not in redact.Redactor().text(f"from [{address}] port 22")

@@ -306,3 +306,32 @@ def test_one_thing_is_watched(target: watch.Target) -> None:
 )
 def test_times_in_words(seconds: float, text: str) -> None:
     assert watch.spell(seconds) == text
+
+
+def test_a_server_that_runs_for_long_is_asked_at_once(
+    tmp_path: Path, server: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, answer = server
+    answer["status"] = 200
+    log = tmp_path / "log"
+    log.write_text(START)  # what tells of readiness has been rotated away
+    monkeypatch.setattr(watch, "_started", lambda _: time.time() - 3600)
+    _, state = follow(watch.Target(path=str(log), url=url), until=5)
+    assert state["outcome"] == "ready"
+
+
+def test_a_failure_right_after_a_phase_ends_the_same_call(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(START)
+
+    def fail() -> None:
+        time.sleep(0.6)
+        with log.open("a") as stream:
+            stream.write(f"{FATAL}\n")
+
+    threading.Thread(target=fail).start()
+    begun = time.monotonic()
+    events, state = follow(watch.Target(path=str(log)), until=10)
+    assert state["outcome"] == "failed"
+    assert events[0].startswith("loading weights")
+    assert time.monotonic() - begun < 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -12,18 +13,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import release_store
 from .jsonfile import dump
 
 # The running process carries the hash of its launch spec, so that a run that was cut off between writing the files and
 # restarting the service is noticed by the next one.
 MARKER = "SGLANG_DEPLOYMENT"
+RUNTIME_UNITS = Path("/run/systemd/system")
+"""Where systemd reads settings of units that are gone after the next boot."""
 
 
 @dataclass(frozen=True)
 class Running:
     """What systemd and the process itself say of a unit.
 
-    spec_hash is None for a process without the marker; unit_newer says that the unit's file changed since it started.
+    spec_hash is None for a process without the marker; unit_newer says that the unit's file changed since it started;
+    since is systemd's own text for when the unit became active.
     """
 
     active: bool
@@ -34,6 +39,7 @@ class Running:
     spec_hash: str | None = None
     argv: tuple[str, ...] = ()
     unit_newer: bool = False
+    since: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -107,6 +113,84 @@ def write(deployment: Mapping[str, Any], directory: Path, group: int, apply: boo
     return Written(changed=bool(diff), diff=diff)
 
 
+def stage(
+    name: str, deployment: Mapping[str, Any], directory: Path, group: int, runtime_units: Path = RUNTIME_UNITS
+) -> None:
+    """Make a deployment what the unit's next start runs, until it is accepted, discarded, or the host boots again.
+
+    What the instance's own files say is left alone: while the gate has not spoken, a host that loses its power comes back
+    with the deployment that was good. The setting that points the unit to the candidate lies under /run for that reason.
+    The caller lets systemd read its units again.
+    """
+    candidate = directory / "candidate"
+    text = str(deployment["launch"]).replace(f"{directory}/environment", f"{candidate}/environment")
+    write({**deployment, "launch": text}, candidate, group)
+    setting = _setting(name, runtime_units)
+    setting.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path = str(candidate).replace("%", "%%")
+    lines = [
+        "[Service]",
+        "EnvironmentFile=",
+        f"EnvironmentFile={path}/environment",
+        "ExecStart=",
+        f"ExecStart={path}/launch",
+    ]
+    replace(setting, "\n".join(lines) + "\n", 0o644)
+
+
+def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> bool:
+    """Let the unit's next start run what the instance's own files say. Returns whether there was a candidate.
+
+    A running process is left alone. Its files go last, so that systemd never points to a launch script that is gone.
+    """
+    setting, candidate = _setting(name, runtime_units), directory / "candidate"
+    if not (setting.exists() or candidate.exists()):
+        return False
+    setting.unlink(missing_ok=True)
+    subprocess.run(["systemctl", "daemon-reload"], check=True, capture_output=True)
+    shutil.rmtree(candidate, ignore_errors=True)
+    return True
+
+
+def _setting(name: str, runtime_units: Path) -> Path:
+    return runtime_units / f"{unit_name(name)}.d" / "candidate.conf"
+
+
+def release_problem(deployment: Mapping[str, Any]) -> str:
+    """Why the release that a deployment runs from cannot run it, or an empty text."""
+    try:
+        release_store.read_receipt(_release(deployment))
+    except release_store.Damaged as error:
+        return str(error)
+    return ""
+
+
+def context(deployment: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What findings want to know of a deployment: versions of its release, settings as its arguments spell them,
+    environment.
+    """
+    try:
+        versions = release_store.read_receipt(_release(deployment))["versions"]
+    except release_store.Damaged:
+        versions = {}
+    spec = deployment["spec"]
+    settings: dict[str, str] = {}
+    option = ""
+    for word in spec["argv"]:
+        if word.startswith("--"):
+            option = word[2:].replace("-", "_")
+            settings[option] = "True"
+        elif option:
+            settings[option], option = str(word), ""
+    environment = {name: str(variable["value"]) for name, variable in spec["environment"].items()}
+    return {"versions": {k: str(v) for k, v in versions.items() if v}, "settings": settings, "environment": environment}
+
+
+def _release(deployment: Mapping[str, Any]) -> Path:
+    """The release's folder: its Python is PATH/venv/bin/python."""
+    return Path(str(deployment["spec"]["command"][0])).parents[2]
+
+
 def read(directory: Path) -> dict[str, Any]:
     """The deployment that the files on the host describe; empty where they are missing or spec.json is damaged."""
     try:
@@ -142,6 +226,7 @@ def running(instance: str) -> Running:
         "NRestarts",
         "InvocationID",
         "FragmentPath",
+        "ActiveEnterTimestamp",
         "ExecMainStartTimestampMonotonic",
     )
     shown = subprocess.run(
@@ -163,6 +248,7 @@ def running(instance: str) -> Running:
         spec_hash=marker[0] if marker else None,
         argv=_null_separated(Path(f"/proc/{pid}/cmdline")) if pid else (),
         unit_newer=_changed_since(values.get("FragmentPath", ""), int(values.get("ExecMainStartTimestampMonotonic") or 0)),
+        since=values.get("ActiveEnterTimestamp", ""),
     )
 
 

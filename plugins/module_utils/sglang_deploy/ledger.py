@@ -1,13 +1,14 @@
 """The ledger of an instance: one JSON line for every deployment and trial on the host, and the last one that was good.
 
-Files under the instance's state directory: ledger.jsonl, last_good.json, verdicts/<time>-<hash>.json. Standard library only.
+Files under the instance's state directory: ledger.jsonl, last_good.json, verdicts/<time>-<hash>.json and
+deployments/<hash>.json, which has what is needed to run a deployment again. Standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +22,10 @@ HASH_CHARACTERS = 12  # of a launch spec's hash, in names that people read
 
 class LedgerError(Exception):
     """A state file cannot be written; the message names the file and the reason."""
+
+
+class UnknownDeployment(LedgerError):
+    """No deployment of the ledger, or more than one, is meant; the message lists the ones that can be."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,16 @@ def record(
     }
     try:
         (directory / "verdicts").mkdir(mode=0o755, parents=True, exist_ok=True)
+        (directory / "deployments").mkdir(mode=0o755, exist_ok=True)
         replace(directory / name, dump(dict(verdict)), 0o644)
+        replace(directory / "deployments" / f"{spec_hash}.json", dump(dict(deployment)), 0o600)
         _append(directory / "ledger.jsonl", line)
         if line["ok"] and kind != "trial":
-            replace(directory / "last_good.json", dump({"time": moment, "deployment": dict(deployment), "verdict": name}), 0o644)
+            replace(
+                directory / "last_good.json",
+                dump({"time": moment, "deployment": dict(deployment), "verdict": name}),
+                0o600,
+            )
     except OSError as error:
         raise LedgerError(f"cannot write {error.filename or directory}: {error.strerror}") from error
     return line
@@ -75,10 +86,7 @@ def last_good(directory: Path) -> LastGood:
     path = directory / "last_good.json"
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        deployment = kept["deployment"]
-        if not all(isinstance(text, str) for text in (deployment["spec"]["hash"], deployment["launch"])):
-            raise TypeError
-        return LastGood(deployment=deployment, time=str(kept.get("time", "")))
+        return LastGood(deployment=_whole(kept["deployment"]), time=str(kept.get("time", "")))
     except FileNotFoundError:
         return LastGood(deployment=None)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -104,6 +112,115 @@ def entries(directory: Path) -> tuple[list[dict[str, Any]], int]:
         else:
             unreadable += 1
     return found, unreadable
+
+
+def deployments(directory: Path) -> dict[str, dict[str, Any]]:
+    """The deployments that can be run again, by hash. A damaged file is passed over."""
+    found = {}
+    for path in sorted((directory / "deployments").glob("*.json")):
+        try:
+            deployment = _whole(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if deployment["spec"]["hash"] == path.stem:
+            found[path.stem] = deployment
+    return found
+
+
+def find(directory: Path, wanted: str = "") -> dict[str, Any]:
+    """The deployment whose hash begins with `wanted`; without it the one that was good before the last good one.
+
+    Raises UnknownDeployment for a hash that fits none or several, and where nothing was good before.
+    """
+    kept, lines = deployments(directory), entries(directory)[0]
+    if wanted:
+        fitting = [name for name in kept if name.startswith(wanted.lower())]
+        if len(fitting) == 1:
+            return kept[fitting[0]]
+        problem = (
+            f"{wanted!r} is the beginning of {len(fitting)} deployments"
+            if fitting
+            else f"no deployment has the hash {wanted!r}"
+        )
+        raise UnknownDeployment(f"{problem}. {_choices(kept, lines)}")
+    current = last_good(directory).deployment
+    now = str(current["spec"]["hash"]) if current else ""
+    for line in reversed(lines):
+        if line.get("ok") and line.get("kind") != "trial" and line.get("spec") != now and line.get("spec") in kept:
+            return kept[str(line["spec"])]
+    raise UnknownDeployment(f"no other deployment was good before. {_choices(kept, lines)}")
+
+
+def _choices(kept: Collection[str], lines: Sequence[Mapping[str, Any]]) -> str:
+    known = [line for line in lines if line.get("spec") in kept]
+    newest = {str(line["spec"]): line for line in known}
+    if not newest:
+        return "The ledger has none that could be run again."
+    return "\n".join(["The ledger has:", *table(sorted(newest.values(), key=lambda line: str(line.get("time"))))])
+
+
+def forget(directory: Path, releases: Collection[str]) -> list[str]:
+    """Remove the deployments of releases that are gone: they cannot run any more. Returns their hashes.
+
+    The ledger and the verdicts stay: they are history.
+    """
+    gone = [name for name, kept in deployments(directory).items() if kept["spec"].get("release") in releases]
+    for name in gone:
+        (directory / "deployments" / f"{name}.json").unlink(missing_ok=True)
+    return gone
+
+
+def verdict(directory: Path, line: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict that a ledger line names; empty where the file is missing, damaged or not beside the ledger."""
+    name = str(line.get("verdict", ""))
+    if not name.startswith("verdicts/") or ".." in name:
+        return {}
+    try:
+        found = json.loads((directory / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def last_failure(directory: Path) -> list[str]:
+    """What was said of the newest deployment or trial that failed, for people; empty if none has."""
+    failed = [line for line in entries(directory)[0] if not line.get("ok")]
+    if not failed:
+        return []
+    line = failed[-1]
+    named = (
+        f"{line.get('time')}: {line.get('kind')} of launch spec {str(line.get('spec'))[:HASH_CHARACTERS]} was not accepted"
+    )
+    kept = verdict(directory, line)
+    if not kept:
+        return [f"{named}; its verdict {directory / str(line.get('verdict'))} is missing or damaged"]
+    report = kept.get("report") or [str(kept.get("reason", "no reason is on record"))]
+    return [f"{named} ({kept.get('phase', 'gate')}):", *(str(text) for text in report), ""]
+
+
+COLUMNS = ("time", "kind", "result", "deployment", "release", "profile", "by")
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ledger lines as a table for people, under a line of headings."""
+    rows = [COLUMNS, *(_row(line) for line in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
+    result = "passed" if line.get("ok") else "failed"
+    cells = (line.get("time"), line.get("kind"), result, str(line.get("spec", ""))[:HASH_CHARACTERS])
+    return tuple(str(cell or "-") for cell in (*cells, line.get("release"), line.get("profile"), line.get("by")))
+
+
+def _whole(deployment: Any) -> dict[str, Any]:
+    """The deployment, if it has what is needed to run it. Raises TypeError or KeyError."""
+    if not all(
+        isinstance(text, str) for text in (deployment["spec"]["hash"], deployment["launch"], deployment["environment"])
+    ):
+        raise TypeError
+    return dict(deployment)
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:

@@ -46,12 +46,14 @@ _PROMPT = re.compile(
 )
 _REQUEST = re.compile(r"(?i)(\b(?:Receive|Finish):? (?:obj|out)=|\bchat_template_kwargs=).*")
 _IPV4 = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]*\d)")
+# All eight groups, or two colons for those that are left out: 10:18:23 is a time.
 _IPV6 = re.compile(
-    r"(?<![\w:.])(?:(?:[0-9a-fA-F]{1,4}:){2,7}(?::|[0-9a-fA-F]{1,4})(?::[0-9a-fA-F]{1,4}){0,5}|fe80::[0-9a-fA-F:]+)(?:%\w+)?(?![\w:])"
+    r"(?<![\w:.])(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}|(?=[0-9a-fA-F:]*[0-9])(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?"
+    r"::(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,6})?)(?:%\w+)?(?![\w:])"
 )
 _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 _HOME = re.compile(r"(/(?:home|Users|root/home|mnt/home|export/home)/)([\w.-]+)")
-_EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]+\w")
+_EMAIL = re.compile(r"[\w.+-]+@(?![\w-]+\.(?:service|socket|target|timer|slice)\b)[\w-]+\.[\w.-]+\w")  # no unit name
 _JOURNAL_HOST = re.compile(
     r"^((?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT\S+) )(\S+)( [\w.@/()-]+(?:\[\d+\])?: )"
 )

@@ -25,10 +25,15 @@ from . import logtext, redact, startup, textscan
 
 TAIL = 40
 """Lines kept to show when a start fails."""
-DRAIN = 0.8
+DRAIN = 0.4
 """Seconds in which the rest of a traceback is read after a fatal line."""
+LINGER = 1.5
+"""Seconds that a call goes on after a change, since a phase that fails at once should end the wait in the same call."""
 GRACE = 15.0
 """Seconds in which a unit that was just started may still be inactive."""
+
+SETTLED = 20.0
+"""Seconds after which a unit that is looked at for the first time may well be ready."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,9 @@ class Probe:
             self.ready = self.ready or answer.status == 200
 
 
-def step(target: Target, watched: Watched, state: Mapping[str, Any], until: float = 5.0) -> tuple[list[str], dict[str, Any]]:
+def step(
+    target: Target, watched: Watched, state: Mapping[str, Any], until: float = 10.0
+) -> tuple[list[str], dict[str, Any]]:
     """Follows for at most `until` seconds; less when a phase, a failure or readiness came.
 
     Returns what changed, one line each for a person, and the state for the next call. `state["outcome"]` is empty
@@ -253,6 +260,8 @@ class _Watcher:
         self._exit: dict[str, Any] = dict(state.get("exit", {}))
         self._stopped_by = ""
         self._probe = Probe(target.url, target.headers)
+        if not state and time.time() - started > SETTLED:
+            self._probe.poke(0)  # a server that runs for long is asked at once, whatever its log holds
         place = state.get("place", {})
         self._source: Source = (
             JournalSource(target.unit, started, self._unit["invocation"], place)
@@ -266,6 +275,7 @@ class _Watcher:
     def run(self, until: float) -> tuple[list[str], dict[str, Any]]:
         deadline = time.monotonic() + until
         look = time.monotonic() + 0.5
+        changed = time.monotonic()
         while not self._outcome:
             self._take(self._source.poll(0.2))
             if self._stopped_by:
@@ -284,7 +294,11 @@ class _Watcher:
                 self._end("ready", "")
                 break
             self._overdue()
-            if self._events or time.monotonic() >= deadline:
+            if self._events:
+                deadline = min(deadline, changed + LINGER)
+            else:
+                changed = time.monotonic()
+            if time.monotonic() >= deadline:
                 break
         return self._events, self._state()
 

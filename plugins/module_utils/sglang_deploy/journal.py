@@ -1,0 +1,42 @@
+"""The journal of one start of a unit. Standard library only, since it runs on the managed host."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+
+class JournalError(Exception):
+    """The journal cannot be read; the message says why."""
+
+
+def command(unit: str, invocation: str = "", output: str = "cat") -> list[str]:
+    """What prints the lines of a start: those of the unit's processes and those of systemd about it.
+
+    invocation: systemd's id of the start; empty stands for all starts since the host booted. --all keeps fields over
+    4096 bytes, such as SGLang's line of arguments.
+    """
+    which = (
+        [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
+        if invocation
+        else ["--boot", f"--unit={unit}"]
+    )
+    return ["journalctl", "--no-pager", "--quiet", "--all", f"--output={output}", *which]
+
+
+@contextmanager
+def lines(unit: str, invocation: str = "", output: str = "cat") -> Iterator[IO[bytes]]:
+    """A stream of those lines. Raises JournalError where there is no journal."""
+    try:
+        process = subprocess.Popen(command(unit, invocation, output), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        raise JournalError(f"the journal of {unit} cannot be read: {error}") from error
+    assert process.stdout is not None  # noqa: S101
+    try:
+        yield process.stdout
+    finally:
+        process.stdout.close()
+        process.kill()
+        process.wait()
