@@ -7,7 +7,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock lab demo test lint unit server molecule docs clean
+.PHONY: help venv lock lab demo test lint unit molecule docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ unit: venv ## unit tests
 
 molecule: venv ## deploy, swap, refuse and remove on containers with the real server
 	molecule test --no-command-borders --all
+
+docs: venv ## write docs/variables.md and docs/catalog.md from what the project reads
+	python docs/generate.py
 
 clean: ## take away every container, image and file that demo and test made
 	@if [ -x $(BIN)/ansible-playbook ]; then $(BIN)/ansible-playbook $(LAB) playbooks/lab.yml -e lab_state=absent; fi

@@ -54,8 +54,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if answer.get("failed") or answer.get("unreachable") or "state" not in answer:
                 # a lost connection and a call that could not run are results of their own, and are passed on as they are
                 return {**result, **{key: value for key, value in answer.items() if key != "invocation"}}
-            state = answer["state"]
-            shown.say(state, answer["events"])
+            first, state = not state, answer["state"]
+            if not (first and state.get("outcome") == "ready"):  # a server that was ready before has nothing to tell
+                shown.say(state, answer["events"])
         ended = outcome(rules, context, state)
         return {**result, **ended, "failed": fail and ended.get("failed", False)}
 
