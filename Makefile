@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LAB := -i inventory/lab
+SCENARIOS := default swap plan refuse rollback
+FAULTS := fail-and-return interrupted
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock lab demo test lint unit molecule docs clean
+.PHONY: help venv lock lab demo test lint unit molecule faults docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +24,6 @@ $(VENV)/.locked: requirements/controller.txt
 	@touch $@
 
 lock: venv ## resolve requirements/controller.in again
-	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --no-emit-find-links --custom-compile-command 'make lock' requirements/controller.in -o requirements/controller.txt
 
@@ -44,8 +45,11 @@ lint: venv ## ansible-lint, yamllint, ruff, mypy, documentation in step
 unit: venv ## unit tests
 	pytest -n auto
 
-molecule: venv ## deploy, swap, refuse and remove on containers with the real server
-	molecule test --no-command-borders --all
+molecule: venv ## scenarios on containers with the real server
+	molecule test --no-command-borders $(SCENARIOS:%=--scenario-name=%)
+
+faults: venv ## the long scenarios: deployments that fail, a controller that is killed, a host that boots
+	molecule test --no-command-borders $(FAULTS:%=--scenario-name=%)
 
 docs: venv ## write docs/variables.md and docs/catalog.md from what the project reads
 	python docs/generate.py
