@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -89,8 +90,8 @@ def run(inventory: Path, playbook: str) -> tuple[float, bool]:
     )
     if done.returncode:
         sys.exit(f"{playbook} failed:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
-    recap = [line for line in done.stdout.splitlines() if line.startswith("glm5-bench")]
-    return time.monotonic() - started, any(" changed=0 " not in line for line in recap)
+    changes = re.findall(r"^glm5-bench\d+ +: ok=\d+ +changed=(\d+)", done.stdout, flags=re.MULTILINE)
+    return time.monotonic() - started, any(int(count) for count in changes)
 
 
 def resident_mb(host: str) -> int:
