@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_deploy import catalog, consistency, release, release_git, release_lock, release_tree
+from conftest import wheel
+from sglang_deploy import (
+    catalog,
+    consistency,
+    release,
+    release_git,
+    release_lock,
+    release_tree,
+    release_uv,
+    release_wheelhouse,
+    release_wheelhouse_make,
+)
 
 EXTEND = """\
 def _get_block_sizes_for_extend_attention(Lq, Lv):
@@ -540,6 +552,112 @@ def test_tools_of_newer_trees_are_asked_for_before_the_build(tmp_path: Path) -> 
     assert release_tree.needed(tmp_path, requires, {"SGLANG_BUILD_RUST_EXTS": "none"}) == []
     assert release_tree.needed(tmp_path, ["setuptools"], {}) == []
     release_tree.check_tools([release_tree.Tool("sh", "always", "dash")], os.environ["PATH"])
+
+
+def test_a_tree_may_bring_protoc(tmp_path: Path) -> None:
+    crate = tmp_path / "rust" / "Cargo.toml"
+    crate.parent.mkdir()
+    crate.write_text('tonic-build = "0.12"\nprotoc-bin-vendored = "3"\n', encoding="utf-8")
+    assert "protoc" not in [tool.program for tool in release_tree.needed(tmp_path, ["setuptools-rust"], {})]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "cargo", "words"),
+    [
+        ('edition = "2024"\n', "cargo 1.75.0 (1d8b05cdd 2023-11-20)", r"cargo is 1\.75, and the tree's crates need 1\.85"),
+        ('edition = "2024"\nrust-version = "1.90"\n', "cargo 1.85.1", r"need 1\.90"),
+        ('edition = "2024"\n', "", "cargo is of an unknown version"),
+        ('edition = "2024"\n', "cargo 1.92.0 (x)", None),
+        ('edition = "2021"\n', "cargo 1.63.0", None),
+    ],
+)
+def test_an_old_rust_is_said_before_the_build(tmp_path: Path, manifest: str, cargo: str, words: str | None) -> None:
+    crate = tmp_path / "rust" / "Cargo.toml"
+    crate.parent.mkdir()
+    crate.write_text(manifest, encoding="utf-8")
+    for program in ("cargo", "rustc", "cc"):
+        (tmp_path / program).write_text(f"#!/bin/sh\necho '{cargo}'\n", encoding="utf-8")
+        (tmp_path / program).chmod(0o755)
+    tools = release_tree.needed(tmp_path, ["setuptools-rust"], {})
+    if words is None:
+        release_tree.check_tools(tools, str(tmp_path))
+    else:
+        with pytest.raises(release.ReleaseError, match=words):
+            release_tree.check_tools(tools, str(tmp_path))
+
+
+# The cache of sources is pruned
+
+
+def test_commits_that_no_release_has_go(origin: Origin, repository: release_git.Repository, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = release_git.resolve(repository, "v0.5.9")
+    second = release_git.Resolved(origin.commit({"new": "x" * 100}), "refs/heads/main")
+    other = Origin(tmp_path / "other")
+    other.commit({"a": "b"})
+    elsewhere = release_git.Repository(str(other.path), cache=str(cache))
+    for where, what in ((repository, first), (repository, second), (elsewhere, release_git.resolve(elsewhere, "main"))):
+        release_git.fetch(where, what)
+    gone = release_git.prune(cache, {first.commit})
+    assert sorted(gone) == sorted([elsewhere.mirror.name, f"{repository.mirror.name} {second.commit}"])
+    assert not elsewhere.mirror.exists()
+    objects = ["git", "--git-dir", str(repository.mirror), "cat-file", "-e"]
+    assert subprocess.run([*objects, first.commit], check=False, capture_output=True).returncode == 0
+    assert subprocess.run([*objects, second.commit], check=False, capture_output=True).returncode != 0, (
+        "and not just its name"
+    )
+    assert release_git.prune(cache, {first.commit}) == []
+    release_git.checkout(repository, first, tmp_path / "tree")
+    release_git.fetch(repository, second)
+
+
+def test_a_repository_in_use_is_left(origin: Origin, repository: release_git.Repository, tmp_path: Path) -> None:
+    release_git.fetch(repository, release_git.resolve(repository, "v0.5.9"))
+    with release_git._held(repository):
+        assert release_git.prune(tmp_path / "cache", ()) == []
+    assert release_git.prune(tmp_path / "cache", ()) == [repository.mirror.name]
+    assert release_git.prune(tmp_path / "none", ()) == []
+
+
+# A wheelhouse of a git source
+
+
+def test_a_wheelhouse_of_a_git_source(
+    make: Any, origin: Origin, tmp_path: Path, wheels: Path, uv: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is built once, its commit is recorded, and hosts without git or network build the same."""
+    tools, shop = tmp_path / "tools", tmp_path / "shop"
+    tools.mkdir()
+    (tools / "uv").symlink_to(uv)
+    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    (tools / "python").chmod(0o755)
+    monkeypatch.setattr(release_uv, "provide", lambda *_: str(tools / "uv"))
+    wheel(shop, "uv", "0.13.9", {"uv/__init__.py": ""})
+    index = release.Index(find_links=(str(wheels), str(shop)), offline=True, cache_dir=str(tmp_path / "uv-cache"))
+    patch = release_git.Patch("more.patch", origin.diff("python/sglang/words.txt", "two", "2"))
+    wanted = replace(make(patches=[patch]), index=index)
+    target = release_wheelhouse_make.Target(f"3.{sys.version_info.minor}", f"{os.uname().machine}-manylinux_2_36")
+    path = tmp_path / "wheelhouse"
+    made = release_wheelhouse_make.make(wanted, target, path, uv_version="0.13.9", python=sys.executable)
+    commit = origin.git("rev-parse", "v0.5.9^{commit}")
+    assert made.manifest["source"]["commit"] == commit
+    assert not release_wheelhouse_make.make(wanted, target, path, uv_version="0.13.9", python=sys.executable).changed
+    (own,) = made.manifest["built"]["wheels"]
+    assert f"# sglang is built from {origin.path} at {commit}" in (path / "lock.txt").read_text(encoding="utf-8")
+    shutil.rmtree(origin.path)
+    nowhere = release.Index(cache_dir=str(tmp_path / "empty"))
+    house = release_wheelhouse.located(path, tmp_path)
+    request = replace(make(patches=[patch]), index=nowhere).from_wheelhouse(house)
+    built = release.build(request, tmp_path / "root", uv=uv, python=sys.executable)
+    assert built.receipt["source"]["commit"] == commit
+    assert built.receipt["versions"]["sglang"] == made.manifest["source"]["version"] + own.split("-")[1][5:]
+    assert built.receipt["patches"] == [{"name": "more.patch", "sha256": patch.sha256}]
+    assert built.receipt["proofs"]["sm120_extend_block_size"]
+    assert (built.path / "wheels" / own).is_file()
+    with pytest.raises(release.ReleaseError, match=r"ref \('v0\.5\.9' there, 'main' here\)"):
+        make(ref="main", patches=[patch]).from_wheelhouse(house)
+    with pytest.raises(release.ReleaseError, match="by its patches"):
+        make().from_wheelhouse(house)
 
 
 def test_a_missing_tool_ends_the_build_early(make: Any, origin: Origin, tmp_path: Path, uv: str) -> None:

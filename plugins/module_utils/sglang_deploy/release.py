@@ -4,12 +4,13 @@ A build goes through a hidden folder and one rename, so that a release either is
 
     releases/<id>/venv           uv's relocatable virtual environment, byte-compiled
     releases/<id>/lock.txt       every package with its hashes; nothing else is installed
-    releases/<id>/wheels/        what was built here from a git source, so that lock.txt can be installed again
+    releases/<id>/wheels/        what was built from a git source, so that lock.txt can be installed again
     releases/<id>/options.json   the option list of the installed server's own parser (the catalog's dialect format)
     releases/<id>/receipt.json   what it was built from, what is in it, how long each step took
 
 A git source is installed from a wheel, never in place: the environment moves once, and what runs must not change with a
-folder beside it. The tree itself is gone after the build; its commit stays in the cache.
+folder beside it. The tree itself is gone after the build; its commit stays in the cache. With a wheelhouse nothing is
+resolved and nothing fetched: its lock and its files are the release.
 
 Runs as root with nothing but the standard library and uv.
 """
@@ -17,23 +18,20 @@ Runs as root with nothing but the standard library and uv.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
-import re
 import shutil
 import stat
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import release_git, release_probe, release_proof, release_tree, release_uv
+from . import release_proof, release_resolve, release_source, release_system, release_tree, release_uv, release_wheelhouse
 from .release_host import Python, ReleaseError, check_disk, choose_python
-from .release_lock import LockError, lock_packages, merged, with_hashes, with_own_hash
+from .release_lock import LockError, lock_packages, with_own_hash
 from .release_request import Request, request_id
 from .release_store import (
     RECEIPT_SCHEMA,
@@ -47,6 +45,7 @@ from .release_store import (
     running_releases,
 )
 from .release_uv import Index, UvError
+from .release_verify import options_text, probe, verify_lock, verify_overrides, verify_versions, versions
 
 Progress = Callable[[str], None]
 
@@ -81,135 +80,6 @@ def _write(path: Path, text: str) -> None:
     path.chmod(0o644)
 
 
-def _compile(
-    uv: str, env: Mapping[str, str], python: str | Path, target: Path, requirements: Sequence[str], *more: str
-) -> str:
-    """The requirements resolved by uv into ``target``, every package with its hashes."""
-    source = target.with_suffix(".in")
-    _write(source, "\n".join(requirements) + "\n")
-    arguments = ["pip", "compile", str(source), "--python", str(python), "--generate-hashes", "--no-header"]
-    arguments += ["--no-annotate", "--quiet", *more, "--output-file", str(target)]
-    release_uv.run(uv, arguments, env=env, step="Resolving the stack's packages")
-    lock = target.read_text(encoding="utf-8")
-    # uv leaves out the hashes of local wheels that it need not open, as with --no-deps; its other format has them.
-    if lock.count("--hash=") < len(lock_packages(lock)):
-        pylock = target.with_name("pylock.toml")
-        more_exact = [*arguments[:-2], "--output-file", str(pylock), "--format", "pylock.toml"]
-        release_uv.run(uv, more_exact, env=env, step="Hashing the stack's packages")
-        lock = with_hashes(lock, pylock.read_text(encoding="utf-8"))
-    return lock
-
-
-def _resolve(request: Request, uv: str, env: Mapping[str, str], venv: Path, work: Path) -> str:
-    """The text of lock.txt."""
-    python = venv / "bin" / "python"
-    extra: list[str] = []
-    for name, lines in (("constraints", request.constraints), ("overrides", request.overrides)):
-        if lines:
-            _write(work / f"{name}.txt", "\n".join(lines) + "\n")
-            extra += [f"--{name}", str(work / f"{name}.txt")]
-    lock = _compile(uv, env, python, work / "requirements.txt", request.requirements, *extra) if request.requirements else ""
-    if request.requirements_no_deps:
-        lock = merged(lock, _compile(uv, env, python, work / "no-deps.txt", request.requirements_no_deps, "--no-deps"))
-    return lock.lstrip()
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """A source laid out: the folder with the Python project, its build requirements, and the id of git's tree."""
-
-    project: Path
-    requires: tuple[str, ...]
-    tree: str
-
-
-def _lay_out(request: Request, work: Path, env: Mapping[str, str]) -> _Tree | None:
-    """The tree of a git source, after what would make its build pointless was looked at; None for an index."""
-    if request.repository is None or request.resolved is None:
-        return None
-    tree = work / "src"
-    tree_id = release_git.checkout(request.repository, request.resolved, tree, request.patches)
-    project = tree / request.source.get("subdirectory", "")
-    requires = release_tree.build_requirements(project)
-    release_tree.check_tools(release_tree.needed(tree, requires, request.environment), env["PATH"])
-    if (project / "sglang").is_dir():
-        release_proof.prove(request.proofs, project / "sglang")
-    return _Tree(project, requires, tree_id)
-
-
-def _build_wheel(
-    request: Request, source: _Tree, uv: str, env: Mapping[str, str], python: Path, work: Path, wheels: Path
-) -> tuple[Path, dict[str, str]]:
-    """The wheel of the laid-out source, and the build tools that made it."""
-    lock = work / "build-lock.txt"
-    if source.requires:
-        _write(lock, _compile(uv, env, python, work / "build.txt", source.requires))
-    wheel = release_tree.build_wheel(
-        source.project,
-        wheels,
-        uv,
-        {**env, **request.environment},
-        python=python,
-        version=request.local_version(),
-        lock=lock if source.requires else None,
-    )
-    tools = lock_packages(lock.read_text(encoding="utf-8")) if source.requires else {}
-    return wheel, tools
-
-
-def _probe(python: Path, request: Request, work: Path) -> dict[str, Any]:
-    """Run ``release_probe`` inside the release."""
-    source = inspect.getsource(release_probe)
-    target = work / "probe.json"
-    home = work / "home"
-    home.mkdir()
-    env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(home), "LANG": "C.UTF-8", **request.environment}
-    env["HF_HUB_OFFLINE"] = "1"
-    done = subprocess.run(
-        [str(python), "-I", "-B", "-c", source, str(target)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        env=env,
-        cwd=home,
-    )
-    if done.returncode != 0 or not target.is_file():
-        said = [line for line in done.stderr.splitlines() if line.strip()][-6:]
-        raise ReleaseError(
-            "The installed server cannot be imported, so this set of packages does not work together. Its last words:\n"
-            + "\n".join(said)
-            + "\nCompare the stack's versions with what SGLang pins, and see lock files of releases that work."
-        )
-    report: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
-    return report
-
-
-def _same_version(wanted: str, found: str) -> bool:
-    """Equal, or equal but for a local part (``2.13.0`` against ``2.13.0+cpu``) that was not asked for."""
-    return found == wanted or ("+" not in wanted and found.split("+")[0] == wanted)
-
-
-def verify_versions(expected: Mapping[str, str], report: Mapping[str, Any]) -> None:
-    """ReleaseError where the finished environment does not have a version that the stack promises."""
-    wrong = []
-    for name, wanted in expected.items():
-        found = report[name] if name in ("sglang", "torch", "cuda") else report["packages"].get(name, "missing")
-        if not _same_version(wanted, str(found)):
-            wrong.append(f"{name} is {found}, the stack says {wanted}")
-    if wrong:
-        raise ReleaseError(
-            f"The built environment is not the stack: {'; '.join(wrong)}. "
-            "Pin the version in the stack's requirements or overrides, or correct what the stack says."
-        )
-
-
-def options_text(report: Mapping[str, Any]) -> str:
-    """options.json: the catalog's dialect format, one option a line."""
-    lines = ",\n".join(json.dumps(option) for option in report["options"])
-    return f'{{"schema": 1, "sglang": {json.dumps(report["sglang"])}, "options": [\n{lines}\n]}}\n'
-
-
 def _settle(tree: Path) -> int:
     """Make a tree world-readable, writable by its owner only and owned by root (where we are), whatever the umask and
     uv's cache were.
@@ -232,13 +102,16 @@ def _settle(tree: Path) -> int:
     return size
 
 
-def _versions(report: Mapping[str, Any]) -> dict[str, str | None]:
-    """The versions that decide behaviour: SGLang, torch, its CUDA, transformers, kernels, FlashInfer, DeepGEMM."""
-    kept = re.compile(
-        r"transformers|triton|torchvision|(sgl|sglang)-(kernel.*|deep-gemm.*)|flashinfer.*|nvidia-nccl.*|nvidia-cudnn.*"
-    )
-    packages = {name: version for name, version in report["packages"].items() if kept.fullmatch(name)}
-    return {"sglang": report["sglang"], "torch": report["torch"], "cuda": report["cuda"], **packages}
+def _take_wheelhouse(wheelhouse: release_wheelhouse.Wheelhouse, building: Path, env: dict[str, str]) -> str:
+    """Its lock, with uv told to look nowhere else; wheels that were built from a git source stay beside the lock."""
+    lock = wheelhouse.lock()
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY"):
+        env.pop(name, None)
+    env |= {"UV_NO_INDEX": "1", "UV_OFFLINE": "1", "UV_FIND_LINKS": str(wheelhouse.folder / "wheels")}
+    for name in wheelhouse.own:
+        (building / "wheels").mkdir(exist_ok=True)
+        shutil.copyfile(wheelhouse.folder / "wheels" / name, building / "wheels" / name)
+    return lock
 
 
 def _make(request: Request, python: Python, release_id: str, store: Store, uv: str, progress: Progress) -> Path:
@@ -250,11 +123,11 @@ def _make(request: Request, python: Python, release_id: str, store: Store, uv: s
     cache.mkdir(parents=True, exist_ok=True)
     env = request.index.environment(same_filesystem=cache.stat().st_dev == building.stat().st_dev)
     steps = _Steps(progress)
-    made: dict[str, Any] = {}
-    source = None
+    made: Mapping[str, Any] = {}
+    source = own = None
     if request.repository is not None:
         with steps.step("source", f"fetching {request.source['ref']} of {request.source['url']}"):
-            source = _lay_out(request, work, env)
+            source = release_source.lay_out(request, work, env)
     with steps.step("venv", f"making the environment with {python.path}"):
         release_uv.run(
             uv,
@@ -262,38 +135,46 @@ def _make(request: Request, python: Python, release_id: str, store: Store, uv: s
             env=env,
             step="Making the environment",
         )
+        (packages,) = venv.glob("lib/python3*/site-packages")
+        if request.system:
+            release_system.show_to(python.path, packages)
+    interpreter = venv / "bin" / "python"
     if source is not None:
-        with steps.step("wheel", f"building SGLang {request.local_version()} with {release_tree.jobs()} jobs"):
+        workers = release_tree.jobs()
+        with steps.step(
+            "wheel", f"building SGLang {request.local_version()} with {workers} {'job' if workers == 1 else 'jobs'}"
+        ):
             wheels = building / "wheels"
-            wheel, tools = _build_wheel(request, source, uv, env, venv / "bin" / "python", work, wheels)
-            package, version = release_tree.wheel_name(wheel)
-            request = request.with_wheel(package, version)
+            own = release_source.build(request, source, uv, env, interpreter, work, wheels, progress)
+            request = request.with_wheel(own.package, own.version)
             env["UV_FIND_LINKS"] = ",".join(filter(None, (env.get("UV_FIND_LINKS"), str(wheels))))
-        made = {
-            "tree": source.tree,
-            "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in request.patches],
-            "wheels": {wheel.name: file_sha256(wheel)},
-            "build_tools": tools,
-        }
-    with steps.step("resolve", "resolving the stack's packages"):
-        lock = _resolve(request, uv, env, venv, work)
-        if source is not None:
+            made = own.made
+    if request.wheelhouse is not None:
+        with steps.step("check", f"checking the wheelhouse {request.wheelhouse.folder}"):
+            lock = _take_wheelhouse(request.wheelhouse, building, env)
+            made = request.wheelhouse.manifest["built"]
+    else:
+        with steps.step("resolve", "resolving the stack's packages"):
+            lock = release_resolve.resolve(request, uv, env, interpreter, work, said=progress)
+        if own is not None:
             origin = f"built from {request.source['url']} at {request.source['commit']}"
-            lock = with_own_hash(lock, package, made["wheels"][wheel.name], origin)
-        _write(building / "lock.txt", lock)
+            lock = with_own_hash(lock, own.package, own.made["wheels"][own.path.name], origin)
+    _write(building / "lock.txt", lock)
     with steps.step("install", f"installing {len(lock_packages(lock))} packages"):
-        arguments = ["pip", "install", "--python", str(venv / "bin" / "python"), "--no-deps", "--require-hashes"]
+        arguments = ["pip", "install", "--python", str(interpreter), "--no-deps", "--require-hashes"]
         release_uv.run(
             uv,
-            [*arguments, "--compile-bytecode", "--quiet", "-r", str(building / "lock.txt")],
+            [*arguments, "--compile-bytecode", "-r", str(building / "lock.txt")],
             env=env,
             step="Installing the locked packages",
+            said=progress,
         )
     with steps.step("verify", "asking the installed server for its versions and options"):
-        (packages,) = venv.glob("lib/python3*/site-packages")
         proofs = release_proof.prove(request.proofs, packages / "sglang")
-        report = _probe(venv / "bin" / "python", request, work)
+        report = probe(interpreter, request, work)
         verify_versions(request.expected, report)
+        verify_overrides(request, report)
+        verify_lock(lock, report, request.given)
         _write(building / "options.json", options_text(report))
         shutil.rmtree(work)
     with steps.step("settle", "settling owners and modes"):
@@ -305,8 +186,10 @@ def _make(request: Request, python: Python, release_id: str, store: Store, uv: s
         "source": dict(request.source),
         **made,
         "proofs": {name: asdict(evidence) for name, evidence in proofs.items()},
-        "index": request.index.identity(),
-        "versions": _versions(report),
+        "index": request.index.identity() if request.wheelhouse is None else None,
+        "wheelhouse": request.wheelhouse.summary() if request.wheelhouse else None,
+        "system_site_packages": dict(request.given),
+        "versions": versions(report),
         "python": {**asdict(python), "version": ".".join(map(str, python.version))},
         "uv": release_uv.version(uv),
         "lock_sha256": file_sha256(building / "lock.txt"),
@@ -334,15 +217,34 @@ def _present(store: Store, release_id: str) -> Built | None:
     return Built(release_id, path, read_receipt(path), changed=False) if path.exists() else None
 
 
+def _named(request: Request, python: str | None) -> tuple[Request, Python, str]:
+    """The request with all that only the host and the source's server know, the Python to build with, and the id."""
+    wheelhouse = request.wheelhouse
+    wanted = request.python_range if wheelhouse is None else f"{request.python_range},=={wheelhouse.python}"
+    try:
+        chosen = choose_python(wanted, python)
+    except ReleaseError as error:
+        if wheelhouse is None:
+            raise
+        raise ReleaseError(f"{error} The wheelhouse is for Python {wheelhouse.python}.") from error
+    if wheelhouse is not None and chosen.platform != wheelhouse.machine:
+        raise ReleaseError(
+            f"The wheelhouse is for {wheelhouse.machine}, and this host is {chosen.platform}: make one for this platform "
+            "(sglang_wheelhouse_platform)."
+        )
+    if request.system:
+        request = replace(request, given=release_system.given(chosen.path, request.system))
+    request = request.pinned()
+    return request, chosen, request_id(request, chosen.minor, chosen.platform)
+
+
 def plan(request: Request, root: Path = Path("/opt/sglang"), *, python: str | None = None) -> tuple[str, bool]:
     """What ``build`` would do, changing nothing: the release's id, and whether it would have to be built.
 
     Makes the same checks: Python in range, the commit that a git source's ref is now, disk space, an existing release
     that is not damaged while in use.
     """
-    chosen = choose_python(request.python_range, python)
-    request = request.pinned()
-    release_id = request_id(request, chosen.minor, chosen.platform)
+    request, _, release_id = _named(request, python)
     store = Store(root)
     try:
         if _present(store, release_id):
@@ -372,15 +274,14 @@ def build(
 ) -> Built:
     """The release for ``request`` under ``root``: the one that is there, or a new one.
 
-    ``uv`` is the uv to use; without it the one of ``uv_version`` under ``root``, installed there first if need be.
+    ``uv`` is the uv to use; without it the one of ``uv_version`` under ``root``, installed there first if need be; a
+    wheelhouse brings its own.
     ``python`` asks for a certain interpreter; ``progress`` is told each step in words; ``lock_wait_s`` is how many
     seconds to wait for another build on this host. A damaged release that nothing runs from is built anew.
     ReleaseError, UvError (a ReleaseError's sibling, from uv itself) or StoreError say what was wrong; nothing is then
     left behind but uv's cache.
     """
-    chosen = choose_python(request.python_range, python)
-    request = request.pinned()
-    release_id = request_id(request, chosen.minor, chosen.platform)
+    request, chosen, release_id = _named(request, python)
     store = Store(root)
     with contextlib.suppress(Damaged):
         if present := _present(store, release_id):
@@ -398,7 +299,11 @@ def build(
                 _refuse_if_running(root, release_id, error)
                 progress(f"removing a damaged release: {error}")
                 discard(store, release_id)
-            if uv is None:
+            if request.wheelhouse is not None:
+                uv = uv or request.wheelhouse.provide_uv(root / "uv" / request.wheelhouse.uv_version)
+            elif uv is None and not uv_version:
+                raise ReleaseError("Neither a uv nor its version was given (sglang_uv_version).")
+            elif uv is None:
                 uv = release_uv.provide(root / "uv" / uv_version, uv_version, chosen.path, request.index)
             release_uv.version(uv)
             try:

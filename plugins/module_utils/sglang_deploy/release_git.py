@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import functools
 import hashlib
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -316,6 +317,42 @@ def fetch(repository: Repository, resolved: Resolved) -> str:
         except _GitError as error:
             raise missing from error
         return held
+
+
+def prune(cache: Path, keep: Collection[str]) -> list[str]:
+    """Take from the cache folder the commits that are not in ``keep``, and repositories that have none left.
+
+    Returns what went, as ``<repository's folder>`` or ``<folder> <commit>``. A repository in use is left for the next time.
+    """
+    gone = []
+    for mirror in sorted(cache.glob("*.git")):
+        with mirror.with_suffix(".lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            here = Repository(f"file://{mirror}", cache=str(cache))
+            git = functools.partial(_git, here, step="Pruning the source cache")
+            try:
+                said = git(["--git-dir", str(mirror), "for-each-ref", "--format=%(refname)", "refs/sglang/"])
+                held = {name.rpartition("/")[2]: name for name in said.split()}
+                stale = sorted(held.keys() - set(keep))
+                if len(stale) < len(held):
+                    for commit in stale:
+                        git(["--git-dir", str(mirror), "update-ref", "-d", held[commit]])
+                        gone.append(f"{mirror.name} {commit}")
+                    if stale:
+                        git(["--git-dir", str(mirror), "-c", "gc.auto=1", "gc", "--quiet", "--prune=now"])
+                    continue
+            except _GitError:  # not a repository any more: nothing in it can be used
+                pass
+            going = mirror.with_suffix(".removing")
+            mirror.rename(going)
+            shutil.rmtree(going)
+            gone.append(mirror.name)
+    for left in cache.glob("*.removing"):
+        shutil.rmtree(left, ignore_errors=True)
+    return gone
 
 
 def checkout(repository: Repository, resolved: Resolved, tree: Path, patches: Sequence[Patch] = ()) -> str:

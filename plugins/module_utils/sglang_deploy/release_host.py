@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _NEWEST_PYTHON = 15
@@ -53,10 +53,10 @@ def in_range(version: Sequence[int], specifier: str) -> bool:
     return True
 
 
-def probe_python(path: str) -> Python | None:
-    """What the interpreter at ``path`` is; None where it does not run."""
+def probe_python(path: str, seconds: float = 30) -> Python | None:
+    """What the interpreter at ``path`` is; None where it does not run, or takes longer."""
     try:
-        done = subprocess.run([path, "-I", "-c", _FACTS], capture_output=True, text=True, check=True, timeout=30)
+        done = subprocess.run([path, "-I", "-c", _FACTS], capture_output=True, text=True, check=True, timeout=seconds)
         version, platform = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
@@ -64,13 +64,20 @@ def probe_python(path: str) -> Python | None:
     return Python(os.path.realpath(path), (version[0], version[1], version[2]), platform)
 
 
+def _is_venv(path: str) -> bool:
+    return (Path(path).parent.parent / "pyvenv.cfg").is_file()
+
+
+def python_paths() -> list[str]:
+    """Where Pythons may be: the distribution's own ``python3`` first, then by version, newest first; each file once."""
+    names = ("/usr/bin/python3", "python3", *(f"python3.{minor}" for minor in range(_NEWEST_PYTHON, 8, -1)))
+    return list(dict.fromkeys(os.path.realpath(path) for name in names if (path := shutil.which(name))))
+
+
 def host_pythons() -> Iterator[Python]:
-    """The host's Pythons: the distribution's own ``python3`` first, then by version, newest first."""
-    seen = set()
-    for name in ("/usr/bin/python3", "python3", *(f"python3.{minor}" for minor in range(_NEWEST_PYTHON, 8, -1))):
-        path = shutil.which(name)
-        if path and (python := probe_python(path)) and python.path not in seen:
-            seen.add(python.path)
+    """The host's Pythons, in the order of ``python_paths``."""
+    for path in python_paths():
+        if python := probe_python(path):
             yield python
 
 
@@ -85,7 +92,8 @@ def choose_python(python_range: str, asked: str | None = None) -> Python:
         python = probe_python(path) if path else None
         if python is None:
             raise ReleaseError(f"Python {asked} was asked for, but it is not on this host or does not run.")
-        candidates = [python]
+        # A virtual environment's own path, not its base's, which lacks its packages.
+        candidates = [replace(python, path=os.path.abspath(path))] if path and _is_venv(path) else [python]  # noqa: PTH100
     rejected = []
     for candidate in candidates:
         if in_range(candidate.version, python_range):

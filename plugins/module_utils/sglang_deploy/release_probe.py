@@ -48,12 +48,14 @@ def distributions() -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
-            found[re.sub(r"[-_.]+", "-", name).lower()] = distribution.version
+            # The first on the path is the one that is imported; the host's own packages may lie behind.
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
     return dict(sorted(found.items()))
 
 
 def main(target: str) -> None:
     """Import SGLang and torch, then write ``{"sglang", "torch", "cuda", "packages", "options"}`` to ``target``."""
+    packages = distributions()  # first: setuptools, once imported, puts what it carries onto the path
     import sglang  # type: ignore[import-not-found,unused-ignore]
     import torch  # type: ignore[import-not-found,unused-ignore]
     from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found,unused-ignore]
@@ -64,7 +66,7 @@ def main(target: str) -> None:
         "sglang": sglang.__version__,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "packages": distributions(),
+        "packages": packages,
         "options": options(parser),
     }
     Path(target).write_text(json.dumps(report), encoding="utf-8")

@@ -15,6 +15,7 @@ from .release_git import Patch, Repository, Resolved
 from .release_host import ReleaseError
 from .release_lock import canonical_name
 from .release_uv import Index
+from .release_wheelhouse import Wheelhouse, WheelhouseError
 
 SOURCES = ("index", "git")
 _URL = re.compile(r"(https?|ssh|git|file)://\S+|/\S+|[\w.-]+@[\w.-]+:\S+")
@@ -31,6 +32,9 @@ class Request:
     sglang, torch, transformers ... to the version that the finished environment must have; ``proofs`` name what its
     files must show. ``environment`` is set while a source is built and while the release is asked for its options.
     ``disk_mib`` must be free.
+    ``excludes`` are packages that nothing brings in; ``system`` are packages that the host's own Python must have, which
+    the release then sees, and ``given`` the versions that were found of them.
+    With a ``wheelhouse`` everything comes from there, and ``source`` says what it was made from.
     """
 
     stack: str
@@ -48,6 +52,10 @@ class Request:
     repository: Repository | None = None
     resolved: Resolved | None = None
     patches: tuple[Patch, ...] = ()
+    excludes: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    wheelhouse: Wheelhouse | None = None
 
     @classmethod
     def from_stack(
@@ -120,7 +128,23 @@ class Request:
             index=index,
             repository=repository,
             patches=tuple(patches),
+            excludes=_strings(stack, "excludes"),
+            system=_strings(stack, "system_site_packages"),
         )
+
+    def from_wheelhouse(self, wheelhouse: Wheelhouse) -> Request:
+        """The request served from a wheelhouse. WheelhouseError says in what it was made for something else."""
+        wanted, made = asked(self), wheelhouse.manifest["asked"]
+        other = [f"{key} ({made.get(key)!r} there, {wanted[key]!r} here)" for key in wanted if made.get(key) != wanted[key]]
+        ref = wheelhouse.manifest["source"].get("ref")
+        if ref != self.source.get("ref"):
+            other.append(f"ref ({ref!r} there, {self.source.get('ref')!r} here)")
+        if other:
+            raise WheelhouseError(
+                f"The wheelhouse was made for something else than what is asked for now, by its {'; '.join(other)}. Make "
+                "it anew with playbooks/wheelhouse.yml and these variables, or go back to what it was made for."
+            )
+        return replace(self, wheelhouse=wheelhouse, repository=None, source=dict(wheelhouse.manifest["source"]))
 
     def pinned(self) -> Request:
         """The request with the commit that its ref is now, and the release number that a build of it is named after.
@@ -151,40 +175,59 @@ class Request:
         return replace(self, requirements=requirements, requirements_no_deps=no_deps)
 
 
-def request_id(request: Request, python_version: str, platform: str) -> str:
-    """``<stack>-<12 hex>`` over everything that decides what gets built; credentials, proxies and caches do not.
-
-    Of a git source the commit, the folder and the patches decide, not the name or the URL that led to them.
-    ``python_version`` is ``3.11``-like and ``platform`` ``linux-x86_64``-like: a change of the host's patch version is
-    not another release.
-    """
-    source, expected = dict(request.source), dict(request.expected)
-    if request.repository is not None:
-        source = {key: source[key] for key in ("kind", "commit", "subdirectory") if key in source}
+def asked(request: Request) -> dict[str, object]:
+    """What decides a build apart from where things come from, JSON-able: what a stack and its user ask for."""
+    expected = dict(request.expected)
+    source = {key: value for key, value in request.source.items() if key in ("kind", "package", "version", "subdirectory")}
+    if source["kind"] == "git":
         expected.pop("sglang", None)
-    deciding: dict[str, object] = {
+        source.pop("version", None)
+    choices = {key: value for key, value in request.environment.items() if key.startswith("SGLANG_BUILD_")}
+    return {
+        "stack": request.stack,
         "source": source,
         "requirements": sorted(request.requirements),
         "requirements_no_deps": sorted(request.requirements_no_deps),
         "overrides": sorted(request.overrides),
         "constraints": sorted(request.constraints),
+        "excludes": sorted(request.excludes),
+        "system_site_packages": sorted(request.system),
         "expected": expected,
-        "index": request.index.identity(),
+        "proofs": sorted(request.proofs),
+        "patches": [patch.sha256 for patch in request.patches],
+        "environment": choices,
+    }
+
+
+def request_id(request: Request, python_version: str, platform: str) -> str:
+    """``<stack>-<12 hex>`` over everything that decides what gets built; credentials, proxies and caches do not.
+
+    Of a git source the commit, the folder and the patches decide, not the name or the URL that led to them; of a
+    wheelhouse its lock, not the place where it lies. ``python_version`` is ``3.11``-like and ``platform``
+    ``linux-x86_64``-like: a change of the host's patch version is not another release.
+    """
+    source = {key: value for key, value in request.source.items() if key not in ("url", "ref")}
+    if source["kind"] == "git":
+        source.pop("version", None)
+    where: dict[str, object] = {"index": request.index.identity()}
+    if request.wheelhouse is not None:
+        where = {"lock": request.wheelhouse.lock_sha256}
+    deciding = {
+        **asked(request),
+        **where,
+        "source": source,
+        "given": dict(request.given),
         "python": python_version,
         "platform": platform,
     }
-    if request.patches:
-        deciding["patches"] = [patch.sha256 for patch in request.patches]
-    if choices := {key: value for key, value in request.environment.items() if key.startswith("SGLANG_BUILD_")}:
-        deciding["environment"] = choices
-    if request.proofs:
-        deciding["proofs"] = sorted(request.proofs)
     digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
     return f"{request.stack}-{digest[:12]}"
 
 
 def _source(name: str, stack: Mapping[str, Any], sglang: str | None, kind: str | None) -> dict[str, str]:
     source = {str(key): str(value) for key, value in dict(stack.get("source") or {}).items() if value is not None}
+    if source.get("kind") == "wheelhouse":
+        source["kind"] = "index"  # what such a stack's wheelhouse is made from
     if kind and kind != source.get("kind"):
         source = {"kind": kind}
         if kind == "index" and sglang:

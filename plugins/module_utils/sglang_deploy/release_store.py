@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 RECEIPT_SCHEMA = 1
+_SAID_KEPT_S = 86400  # whoever waits for a build that is silent for so long is gone
 RECEIPT_FIELDS = ("id", "stack", "source", "versions", "python", "lock_sha256", "built")
 
 
@@ -60,6 +61,16 @@ class Store:
             if not entry.name.startswith(".") and receipt.is_file():
                 found.append((receipt.stat().st_mtime_ns, entry.name))
         return [name for _, name in sorted(found)]
+
+
+def commits(root: Path) -> set[str]:
+    """The commits that the complete releases under ``root`` were built from."""
+    store = Store(root)
+    found = set()
+    for name in store.complete():
+        with contextlib.suppress(Damaged):
+            found.add(str(read_receipt(store.path(name))["source"].get("commit", "")))
+    return found - {""}
 
 
 def file_sha256(path: Path) -> str:
@@ -131,6 +142,9 @@ def locked(root: Path, *, wait_s: float, waiting: Callable[[str], None] | None =
 
 def clear_leftovers(store: Store) -> list[str]:
     """Remove what dead builds and removals left. Only while the lock is held. Returns the names."""
+    for said in store.root.glob(".progress-*"):
+        if time.time() - said.stat().st_mtime > _SAID_KEPT_S:
+            said.unlink(missing_ok=True)
     if not store.releases.is_dir():
         return []
     names = [entry.name for entry in store.releases.iterdir() if re.match(r"\.(building|removing)-", entry.name)]

@@ -7,7 +7,8 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +21,12 @@ GIB_PER_JOB = 4  # what one compiler process of a CUDA or Rust build takes at it
 
 @dataclass(frozen=True)
 class Tool:
-    """A program that a build calls: why, and the Debian or Ubuntu packages that bring it."""
+    """A program that a build calls: why, the Debian or Ubuntu packages that bring it, and the oldest version that serves."""
 
     program: str
     reason: str
     packages: str
+    oldest: tuple[int, ...] = ()
 
 
 def jobs(memory_kib: int | None = None, cores: int | None = None) -> int:
@@ -58,41 +60,79 @@ def needed(tree: Path, requires: Sequence[str], environment: Mapping[str, str]) 
 
     Since 0.5.11 SGLang's wheel holds Rust extensions (setuptools-rust), one of which generates code from protocol
     buffers (tonic-build; upstream PR 23750). SGLANG_BUILD_RUST_EXTS=none in the stack's environment leaves them out.
+    Newer trees want the Rust of edition 2024 and bring protoc along (protoc-bin-vendored; rust/Cargo.toml of main).
     """
     tools = []
     names = {canonical_name(line) for line in requires}
     rust = names & {"setuptools-rust", "maturin"}
     if rust and environment.get("SGLANG_BUILD_RUST_EXTS", "").strip().lower() != "none":
         reason = f"{sorted(rust)[0]} compiles the tree's Rust extensions"
-        tools += [Tool("cargo", reason, "cargo"), Tool("rustc", reason, "rustc"), Tool("cc", "Rust links with it", "gcc")]
-        crates = sorted((tree / "rust").rglob("Cargo.toml"))
-        for crate in crates:
-            if re.search(r"\b(tonic|prost|tonic-prost)-build\b", crate.read_text(encoding="utf-8", errors="replace")):
-                shown = crate.relative_to(tree)
-                tools.append(Tool("protoc", f"{shown} generates code from protocol buffers", "protobuf-compiler"))
-                break
+        crates = {
+            str(path.relative_to(tree)): path.read_text(encoding="utf-8", errors="replace")
+            for path in sorted((tree / "rust").rglob("Cargo.toml"))
+        }
+        oldest = max(map(_oldest_rust, crates.values()), default=())
+        tools += [Tool("cargo", reason, "cargo", oldest), Tool("rustc", reason, "rustc", oldest)]
+        tools.append(Tool("cc", "Rust links with it", "gcc"))
+        generating = [name for name, text in crates.items() if re.search(r"\b(tonic|prost|tonic-prost)-build\b", text)]
+        if generating and not any("protoc-bin-vendored" in text for text in crates.values()):
+            tools.append(Tool("protoc", f"{generating[0]} generates code from protocol buffers", "protobuf-compiler"))
     if names & {"scikit-build-core", "cmake"}:
         reason = "the tree's C++ extensions are compiled"
         tools += [Tool("g++", reason, "g++"), Tool("cmake", reason, "cmake"), Tool("ninja", reason, "ninja-build")]
     return tools
 
 
+def _oldest_rust(manifest: str) -> tuple[int, ...]:
+    """The oldest Rust that compiles a crate, by its Cargo.toml: what it says, or what its edition needs."""
+    stated = re.search(r'(?m)^rust-version\s*=\s*"(\d+)\.(\d+)', manifest)
+    edition = (1, 85) if re.search(r'(?m)^edition\s*=\s*"2024"', manifest) else ()
+    return max(edition, (int(stated[1]), int(stated[2])) if stated else ())
+
+
+def _version(program: str) -> tuple[int, ...]:
+    """The first two numbers of what ``program --version`` says; nothing where it says none."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=30)
+        if found := re.search(r"(\d+)\.(\d+)", done.stdout):
+            return int(found[1]), int(found[2])
+    return ()
+
+
 def check_tools(tools: Sequence[Tool], path: str) -> None:
-    """ReleaseError with the packages to install for every tool that ``path`` does not have."""
+    """ReleaseError with the packages to install for every tool that ``path`` does not have, or not new enough."""
     missing = [tool for tool in tools if shutil.which(tool.program, path=path) is None]
     if missing:
         listed = "; ".join(f"{tool.program} ({tool.reason})" for tool in missing)
         packages = " ".join(dict.fromkeys(tool.packages for tool in missing))
         raise ReleaseError(f"This source cannot be built on this host, which lacks {listed}. apt install {packages}.")
+    for tool in tools:
+        found = _version(shutil.which(tool.program, path=path) or "") if tool.oldest else ()
+        if found < tool.oldest:
+            have = ".".join(map(str, found)) or "of an unknown version"
+            raise ReleaseError(
+                f"This source cannot be built on this host: {tool.program} is {have}, and the tree's crates need "
+                f"{'.'.join(map(str, tool.oldest))} ({tool.reason}). Install a newer one, with rustup or from a newer "
+                "archive, where root's PATH finds it, or leave the extensions out with SGLANG_BUILD_RUST_EXTS: none in the "
+                "stack's environment."
+            )
 
 
 def build_wheel(
-    project: Path, out: Path, uv: str, env: Mapping[str, str], *, python: Path, version: str, lock: Path | None
+    project: Path,
+    out: Path,
+    uv: str,
+    env: Mapping[str, str],
+    *,
+    python: Path,
+    version: str,
+    lock: Path | None,
+    said: Callable[[str], None] | None = None,
 ) -> Path:
     """The wheel of the project, made in ``out`` with the build tools of ``lock`` (None: it needs none).
 
     ``version`` is what setuptools-scm is told, since a commit without history says none; a tree with a fixed version
-    keeps it. UvError with the build's own words where it fails.
+    keeps it. ``said`` is told what uv reports. UvError with the build's own words where it fails.
     """
     workers = str(jobs())
     environment = {
@@ -108,7 +148,7 @@ def build_wheel(
     arguments = ["build", "--wheel", "--quiet", "--no-sources", "--no-create-gitignore"]
     arguments += ["--out-dir", str(out), "--python", str(python)]
     arguments += ["--build-constraints", str(lock), "--require-hashes"] if lock else []
-    release_uv.run(uv, [*arguments, str(project)], env=environment, step="Building SGLang from its source")
+    release_uv.run(uv, [*arguments, str(project)], env=environment, step="Building SGLang from its source", said=said)
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise ReleaseError(f"Building {project.name} made {len(wheels)} wheels instead of one.")

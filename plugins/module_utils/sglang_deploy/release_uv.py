@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -204,7 +204,7 @@ def _last_words(stderr: str, limit: int = 12) -> str:
     telling = [
         line
         for line in lines
-        if line.strip() and not re.match(r"\s*(Resolved|Downloaded|Prepared|Using|DEBUG|Updating)\b", line)
+        if line.strip() and not re.match(r"\s*(Resolved|Downloaded|Downloading|Prepared|Using|DEBUG|Updating)\b", line)
     ]
     return "\n".join(telling[-limit:])
 
@@ -219,20 +219,51 @@ def cure(stderr: str) -> str:
     return next((advice for pattern, advice in _CURES if re.search(pattern, stderr, re.IGNORECASE)), "")
 
 
-def run(uv: str, arguments: Sequence[str], *, env: Mapping[str, str], step: str, cwd: Path | None = None) -> str:
-    """Run ``uv arguments`` and return its standard error (where uv reports). UvError otherwise."""
+_TELLING = re.compile(r"(Downloading|Downloaded|Building|Built|Prepared|Installed|Resolved)\b")
+
+
+def _listened(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path | None, said: Callable[[str], None]
+) -> tuple[int, str]:
+    """Run a command and tell each line that reports a step as it comes; its status and all of its output."""
+    with subprocess.Popen(
+        command, env=dict(env), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        lines = []
+        for line in process.stdout or ():
+            lines.append(line)
+            if _TELLING.match(line.strip()):
+                said(without_secrets(line.strip()))
+    return process.returncode, "".join(lines)
+
+
+def run(
+    uv: str,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    step: str,
+    cwd: Path | None = None,
+    said: Callable[[str], None] | None = None,
+) -> str:
+    """Run ``uv arguments`` and return what it reports. UvError otherwise.
+
+    ``said`` is told of downloads, builds and installations while they happen.
+    """
     try:
-        done = subprocess.run(
-            [uv, *arguments], env=dict(env), cwd=cwd, capture_output=True, text=True, errors="replace", check=False
-        )
+        if said is not None:
+            status, output = _listened([uv, *arguments], env, cwd, said)
+        else:
+            done = subprocess.run(
+                [uv, *arguments], env=dict(env), cwd=cwd, capture_output=True, text=True, errors="replace", check=False
+            )
+            status, output = done.returncode, done.stderr + done.stdout
     except OSError as error:
         raise UvError(f"{step}: {uv} cannot be started: {error.strerror}. Install it or set its path.") from error
-    if done.returncode != 0:
-        said = _last_words(done.stderr + done.stdout) or f"it ended with status {done.returncode} without a word"
-        raise UvError(
-            "\n".join(part for part in (f"{step} failed. It says:", said, cure(done.stderr + done.stdout)) if part)
-        )
-    return done.stderr
+    if status != 0:
+        words = _last_words(output) or f"it ended with status {status} without a word"
+        raise UvError("\n".join(part for part in (f"{step} failed. It says:", words, cure(output)) if part))
+    return output
 
 
 def version(uv: str) -> str:
