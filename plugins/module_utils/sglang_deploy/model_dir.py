@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ class ModelSummary:
     ``quantization`` is the method of config.json or hf_quant_config.json (``modelopt_fp4``, ``fp8`` ...), None for
     plain weights. ``shared_experts_unquantized`` is True where the quantiser's ignore list names the shared experts or
     the weights show them in a 16-bit type, and None where there are none. ``has_mtp`` tells whether weights of a
-    multi-token-prediction layer are there. ``weight_bytes`` counts the weight files as they lie on disk; ``dtypes``
-    maps safetensors types to tensors. ``fingerprint`` is a SHA-256 over names, sizes and headers of the weights and
-    over the small files: another model gives another one.
+    multi-token-prediction layer are there, None where that is not known yet. ``weight_bytes`` counts the weight files as
+    they lie on disk; ``dtypes`` maps safetensors types to tensors. ``fingerprint`` is a SHA-256 over names, sizes and
+    headers of the weights and over the small files: another model gives another one.
     """
 
     path: str
@@ -61,7 +61,7 @@ class ModelSummary:
     experts_per_token: int | None
     shared_experts: int | None
     shared_experts_unquantized: bool | None
-    has_mtp: bool
+    has_mtp: bool | None
     context_length: int | None
     vocabulary: int | None
     dtype: str | None
@@ -295,7 +295,10 @@ def inspect(path: Path) -> ModelSummary:
     """The summary of a model directory. ModelDirError lists all that is wrong with it, each with its cure."""
     if not path.is_dir():
         what = "is not a directory" if path.exists() else "does not exist on this host"
-        raise ModelDirError(path, [f"{path} {what}. Set the model's path to the directory that holds config.json."])
+        cure = "Set the model's path to the directory that holds config.json."
+        if not path.is_absolute():
+            cure = "For a model of the Hugging Face hub write sglang_model_source: hub (or server)."
+        raise ModelDirError(path, [f"{path} {what}. {cure}"])
     problems: list[str] = []
     try:
         config = _load_json(path / "config.json", problems, "Point to the directory that holds it, or copy the model again.")
@@ -308,7 +311,8 @@ def inspect(path: Path) -> ModelSummary:
         architecture = _architecture(config, problems) if config is not None else ""
         if problems or config is None:
             raise ModelDirError(path, problems)
-        return _summary(path, architecture, config, separate, names, headers)
+        mark = _fingerprint(path, headers, [name for name in names if name not in headers])
+        return replace(_summary(path, architecture, config, separate, names, headers), fingerprint=mark)
     except PermissionError as error:
         raise ModelDirError(path, [*problems, f"{error.filename} cannot be read: permission denied."]) from error
 
@@ -357,5 +361,51 @@ def _summary(
         weight_bytes=sum(header.size for header in headers.values()) + sum((path / name).stat().st_size for name in others),
         tensors=len(tensors),
         remote_code="auto_map" in config,
-        fingerprint=_fingerprint(path, headers, others),
+        fingerprint="",
     )
+
+
+def foresee(path: Path, small: Mapping[str, str], weight_map: Mapping[str, str], sizes: Mapping[str, int]) -> ModelSummary:
+    """The summary of a model that is not on this host yet, as far as its small files tell.
+
+    ``small`` holds the text of config.json and hf_quant_config.json, ``weight_map`` the index's tensors and files,
+    ``sizes`` every file with its bytes; ``path`` is where the model will lie. Types of tensors are not known yet, nor,
+    without an index, are their names. ModelDirError lists what is wrong with it already.
+    """
+    problems: list[str] = []
+    config = _parse_json("config.json", small.get("config.json"), problems)
+    separate = _parse_json("hf_quant_config.json", small.get("hf_quant_config.json", "{}"), problems)
+    if not any(all(name in sizes for name in names) for names in TOKENIZERS):
+        problems.append("No tokenizer is among its files. Use a model that has one.")
+    weights = sorted({*weight_map.values()} or {name for name in sizes if name.endswith((".safetensors", ".bin", ".gguf"))})
+    if not weights:
+        problems.append("No weights are among its files. Use another model or revision.")
+    architecture = _architecture(config, problems)
+    if problems:
+        raise ModelDirError(path, problems)
+    scaled = {tensor.rpartition("_scale")[0] for tensor in weight_map if "_scale" in tensor}
+    tensors = {tensor: "U8" if tensor in scaled else "BF16" for tensor in weight_map}
+    told = _summary(path, architecture, config, separate, [], {"": Header(tensors, 0, "")})
+    return replace(
+        told,
+        has_mtp=told.has_mtp if weight_map else None,
+        dtypes={},
+        weight_files=len(weights),
+        weight_bytes=sum(sizes.get(name, 0) for name in weights),
+    )
+
+
+def _parse_json(name: str, text: str | None, problems: list[str]) -> dict[str, Any]:
+    """The JSON object in a text, or an empty one and a problem."""
+    if text is None:
+        problems.append(f"{name} is missing. Use a model that has one.")
+        return {}
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        problems.append(f"{name} is not JSON ({error}). Use another revision.")
+        return {}
+    if not isinstance(data, dict):
+        problems.append(f"{name} holds no JSON object. Use another revision.")
+        return {}
+    return data

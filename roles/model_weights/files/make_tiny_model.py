@@ -150,8 +150,7 @@ def make_weights(target: Path, arguments: argparse.Namespace, vocabulary: int) -
 def fingerprint(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the folder is made from: the arguments and this script."""
     made = {key: value for key, value in sorted(vars(arguments).items()) if key != "directory"}
-    digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode() + Path(__file__).read_bytes()).hexdigest()
-    return {"arguments": made, "sha256": digest}
+    return {"arguments": made, "script": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
