@@ -1,0 +1,83 @@
+"""The check `keys` of the gate: the server asks for its key, and tells it nowhere. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .decode_check import Outcome, Server
+from .decode_check.client import Client, Deadline, Refused, RequestFailed
+from .secrets import Secrets
+
+SECONDS = 30.0
+
+
+def judge(keys: Secrets, server: Server, info: Mapping[str, Any], unit: str | None) -> Outcome:
+    """Whether strangers are refused, and no key stands in /server_info, the start's log, or its processes' arguments and
+    environment. `info` is the answer of /server_info, `unit` the service; without it, only HTTP is looked at.
+
+    The evidence names places, never a key.
+    """
+    problems = []
+    if "api_key" in keys.values:
+        problems += [problem for key in (None, "x" * 20) if (problem := _lets_in(server, key))]
+    problems += ["/server_info tells a key"] if found(keys, json.dumps(info)) else []
+    places = _places(unit) if unit else []
+    problems += [f"{name} tells a key" for name, text in places if found(keys, text)]
+    names = " and ".join(keys.values)
+    if problems:
+        return Outcome(False, "; ".join(problems), {"problems": problems})
+    looked = ", the log, arguments and environments" if places else ""
+    return Outcome(True, f"{names}: asked for, and not in /server_info{looked}", {"keys": list(keys.values)})
+
+
+def found(keys: Secrets, text: str) -> bool:
+    """Whether a text holds a key."""
+    return any(value in text for value in keys.values.values())
+
+
+def _lets_in(server: Server, key: str | None) -> str:
+    """What is wrong with the answer to somebody with no key, or a wrong one; empty where it is a refusal."""
+    client = Client(Server(server.url, api_key=key, verify=server.verify, ca_file=server.ca_file, name=server.name))
+    who = "without a key" if key is None else "with a wrong key"
+    try:
+        client.get("/v1/models", Deadline(SECONDS))
+    except Refused as refused:
+        return "" if refused.status in (401, 403) else f"/v1/models answers {refused.status} {who}, not 401"
+    except RequestFailed as error:
+        return f"/v1/models cannot be asked {who}: {error}"
+    return f"/v1/models answers {who}"
+
+
+def _places(unit: str) -> list[tuple[str, str]]:
+    """Texts of a unit's present start that others may read: its log, its processes' arguments and environments."""
+    shown = _output(["systemctl", "show", "--property=InvocationID,ControlGroup", "--", unit])
+    values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    log = _output(["journalctl", "--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={values.get('InvocationID', '')}"])
+    found = [("the log", log)]
+    for pid in _pids(values.get("ControlGroup", "")):
+        for part, name in (("cmdline", "the argument list"), ("environ", "the environment")):
+            try:
+                found.append((f"{name} of a process", Path(f"/proc/{pid}/{part}").read_bytes().decode(errors="replace")))
+            except OSError:  # it ended meanwhile
+                continue
+    return found
+
+
+def _pids(group: str) -> Iterable[str]:
+    try:
+        return (Path("/sys/fs/cgroup") / group.lstrip("/") / "cgroup.procs").read_text().split()
+    except OSError:
+        return ()
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, env={**os.environ, "LC_ALL": "C"})
+        return done.stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return ""
