@@ -29,12 +29,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         args = self._task.args
         gate, start = dict(args.get("gate") or {}), dict(args.get("start") or {})
         reason = str(args.get("reason") or start.get("reason") or "; ".join(diagnose.failed_checks(gate)))
-        if start.get("outcome") not in (None, "ready") and not args.get("reason"):
-            answer = {"known": False, "findings": start["findings"], "report": start["msg"]}
-        else:
-            answer = self._answer(args, gate, task_vars or {})
-            if answer.get("failed") or answer.get("unreachable"):
-                return answer
+        watched = start.get("outcome") not in (None, "ready") and not args.get("reason")
+        answer: dict[str, Any] = {"known": False, "findings": start.get("findings"), "report": start.get("msg")}
+        if not watched or not diagnose.names_cause(start["findings"]):
+            # the wait ended with the first fatal line; what was written after it may name the cause
+            found = self._answer(args, gate, task_vars or {})
+            if not watched and (found.get("failed") or found.get("unreachable")):
+                return found
+            if not watched or found.get("known"):
+                answer = found
         report = str(answer["report"])
         if answer.get("state", "").startswith("active") and not (answer["known"] or gate or reason):
             report = "Its journal shows no known failure."

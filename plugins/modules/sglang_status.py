@@ -51,7 +51,7 @@ running:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import instance, ledger, status
+from ansible.module_utils.sglang_deploy import instance, ledger, secrets, standing, status
 
 
 def main() -> None:
@@ -69,14 +69,14 @@ def main() -> None:
     state = Path(module.params["state_root"]) / name
     entries, unreadable = ledger.entries(state)
     spec = deployment.get("spec", {})
-    accepted = ledger.deployments(state).get(str(spec.get("hash")), {})
-    edited = [
-        f"{module.params['config_root']}/{name}/{part}"
-        for part in ("launch", "environment")
-        if accepted and accepted[part] != deployment[part]
-    ]
+    try:
+        edited = standing.edited(Path(module.params["config_root"]) / name, state, ledger.last_good(state))
+    except OSError as error:
+        module.fail_json(msg=f"The ledger of {name}: {error}")
     metrics = spec.get("settings", {}).get("enable_metrics", {}).get("value")
-    load = status.load(status.fetch_metrics(spec["url"])) if running.active and metrics else None
+    keys = secrets.read(instance.live(name, Path(module.params["config_root"]) / name))
+    key = keys.values.get("api_key", "") if keys else ""
+    load = status.ask(spec["url"], bool(metrics), api_key=key) if running.active and spec else None
     lines = status.lines(name, running, deployment, entries, load, status.gpu_memory(), edited)
     if unreadable:
         module.warn(f"{unreadable} lines of the ledger could not be read and are left as they are.")

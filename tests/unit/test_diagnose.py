@@ -104,3 +104,9 @@ def test_a_verdict_is_never_good() -> None:
 def test_secrets_in_quoted_lines_go() -> None:
     found_with = diagnose.without_secrets(found("CUDA out of memory, api_key='abcdefgh12345'\n"))
     assert "abcdefgh12345" not in diagnose.report(found_with)
+
+
+def test_only_a_cause_counts_as_one() -> None:
+    cause = {"id": "x", "cause": "y", "severity": "fatal", "class": "driver"}
+    assert diagnose.names_cause([{**cause, "class": "unknown"}, cause])
+    assert not diagnose.names_cause([{**cause, "class": "unknown"}, {**cause, "severity": "info"}])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,5 +84,67 @@ def test_metrics_that_are_none_say_nothing(text: str) -> None:
     assert "tokens/s" not in said(running(), now=status.load(text))
 
 
-def test_a_server_without_metrics_is_no_error() -> None:
-    assert status.fetch_metrics("http://127.0.0.1:9", seconds=1) == ""
+def test_a_server_that_says_nothing_is_no_error() -> None:
+    assert status.ask("http://127.0.0.1:9", metrics=True, seconds=1) == status.Load()
+    assert status.ask("http://127.0.0.1:9", metrics=False, seconds=1) == status.Load()
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, dict[str, str]]]:
+    """Its URL, and path -> text that it answers with."""
+    texts: dict[str, str] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path in texts else 404)
+            self.end_headers()
+            self.wfile.write(texts.get(self.path, "").encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.server_port}", texts
+        listening.shutdown()
+
+
+def test_the_speed_is_known_with_metrics_and_without(server: tuple[str, dict[str, str]]) -> None:
+    url, texts = server
+    texts["/metrics"] = METRICS
+    assert status.ask(url, metrics=True) == status.Load(20.0, 3, 1)
+    assert status.ask(url, metrics=False) == status.Load()
+    texts["/get_server_info"] = '{"internal_states": [{"last_gen_throughput": 12.5}, {"last_gen_throughput": 3}]}'
+    assert status.ask(url, metrics=False) == status.Load(last_tokens_per_second=15.5)
+    texts["/server_info"] = '{"internal_states": [{"last_gen_throughput": 8.25}]}'
+    assert status.ask(url, metrics=False) == status.Load(last_tokens_per_second=8.25)
+    assert "8.2 tokens/s when it decoded last" in said(running(), now=status.ask(url, metrics=False))
+
+
+@pytest.mark.parametrize(
+    "info", ["", "[]", "{", '{"internal_states": []}', '{"internal_states": [{}]}', '{"internal_states": 3}']
+)
+def test_an_answer_without_a_speed_says_nothing(info: str) -> None:
+    assert status.load_without_metrics(info) == status.Load()
+
+
+# nvidia-smi 580, 8x RTX PRO 6000 (two rows), one GPU that has no such numbers, one that has fallen off the bus
+SMI = """0, 89411, 97887
+1, 4, 97887
+2, [N/A], [N/A]
+Unable to determine the device handle for GPU3: 0000:C1:00.0: Unknown Error
+"""
+
+
+def test_memory_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert status.gpu_memory() == []
+    (tmp_path / "smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\ncat {tmp_path}/smi\nexit 15\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert status.gpu_memory() == [
+        "GPU 0: 87 of 96 GB",
+        "GPU 1: 0 of 96 GB",
+        "GPU: 2, [N/A], [N/A]",
+        "GPU: Unable to determine the device handle for GPU3: 0000:C1:00.0: Unknown Error",
+    ]

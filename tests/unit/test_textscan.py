@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -49,6 +51,50 @@ def test_finds_what_a_plain_search_finds(lines: list[str]) -> None:
             joined = "".join(line.strip() for line in lines[start : start + 3])
             spaced = " ".join(line.strip() for line in lines[start : start + 3])
             assert re.search(pattern, joined, re.IGNORECASE) or re.search(pattern, spaced, re.IGNORECASE)
+
+
+OVERLAPPING = ["cuda out of memory", "out of memory", "memory is full", "memory", "yes", "is fu"]
+WORDS = ["cuda ", "out of ", "memory", " is full", "yes", "is fu", "of memory is", "y", " "]
+
+
+@pytest.mark.skipif(not shutil.which("grep"), reason="there is no grep")
+@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map("".join), max_size=20))
+def test_grep_finds_what_python_finds(lines: list[str]) -> None:
+    raw = [line.encode() for line in dict.fromkeys(lines)]
+    needles = textscan._Needles(OVERLAPPING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(textscan, "GREP_FROM", 0)
+        by_grep = needles.search(raw)
+        patch.setattr(textscan._Needles, "_grep", lambda *_: None)
+        assert needles.search(raw) == by_grep
+    assert by_grep == {
+        place: here for place, line in enumerate(raw) if (here := {one for one in OVERLAPPING if one.encode() in line})
+    }
+
+
+@pytest.mark.parametrize("grep", ["", "#!/bin/sh\nexit 2\n"], ids=["none", "another one"])
+def test_large_text_is_searched_without_grep_too(grep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if grep:
+        (tmp_path / "grep").write_text(grep)
+        (tmp_path / "grep").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(textscan, "GREP_FROM", 0)
+    scanner = textscan.Scanner(PATTERNS)
+    scanner.read(io.BytesIO(b"one\nCUDA out of memory\n"))
+    assert scanner.hits["CUDA out of memory"].number == 2
+
+
+@pytest.mark.parametrize("grep_from", [0, 10**9], ids=["grep", "python"])
+def test_every_line_different_and_one_that_counts(grep_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(textscan, "GREP_FROM", grep_from)
+    monkeypatch.setattr(textscan, "TOLD", 3)
+    told: list[int] = []
+    scanner = textscan.Scanner(PATTERNS)
+    lines = [f"{'abcdefghij'[n % 10]}{'klmnopqrst'[n // 10]} error of a request" for n in range(100)]
+    text = "\n".join([*lines, "[2026-11-30 08:02:26 TP3] CUDA out of memory"]).encode()
+    scanner.read(io.BytesIO(text), lambda line: told.append(line.number), ("error",))
+    assert scanner.hits["CUDA out of memory"] == textscan.Hit(101, "CUDA out of memory")
+    assert told == [1, 2, 3, 98, 99, 100, 101]
 
 
 def test_lines_that_differ_in_digits_are_all_looked_at() -> None:

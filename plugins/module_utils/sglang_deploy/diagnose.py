@@ -105,8 +105,17 @@ def answers(gate: Mapping[str, Any]) -> frozenset[str]:
 
 def summary(findings: Sequence[Mapping[str, Any]], reason: str) -> str:
     """The first finding that names a cause, or else the reason, in one line."""
-    telling = [one for one in findings if one["severity"] != "info" and one["class"] != "unknown"]
+    telling = _telling(findings)
     return f"{telling[0]['id']}: {telling[0]['cause']}" if telling else reason or "no known cause was recognised"
+
+
+def names_cause(findings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of these findings, as plain data, names a cause."""
+    return bool(_telling(findings))
+
+
+def _telling(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [one for one in findings if one["severity"] != "info" and one["class"] != "unknown"]
 
 
 def verdict(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import local_http
 from .instance import Running
+from .jsonfile import parse
 from .ledger import HASH_CHARACTERS
 
 _METRIC = re.compile(r"^(sglang:\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
@@ -17,11 +18,15 @@ _METRIC = re.compile(r"^(sglang:\w+)(?:\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Load:
-    """What a server says of itself at this moment; None for what it does not say."""
+    """What a server says of itself at this moment; None for what it does not say.
+
+    last_tokens_per_second: the speed when it decoded last, of a server that does not tell the present one.
+    """
 
     tokens_per_second: float | None = None
     running: int | None = None
     queued: int | None = None
+    last_tokens_per_second: float | None = None
 
 
 def load(metrics: str) -> Load:
@@ -43,25 +48,47 @@ def load(metrics: str) -> Load:
     )
 
 
-def fetch_metrics(url: str, seconds: float = 5.0) -> str:
-    """The text of URL/metrics, or an empty text where the server gives none."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def load_without_metrics(info: str) -> Load:
+    """Read the answer of /server_info, which tells the speed of the newest decoding without --enable-metrics too."""
     try:
-        with opener.open(f"{url}/metrics", timeout=seconds) as answer:
-            return str(answer.read(8_000_000).decode("utf-8", "replace"))
-    except (OSError, ValueError):
-        return ""
+        states = parse(info)["internal_states"]
+        return Load(last_tokens_per_second=sum(float(one["last_gen_throughput"]) for one in states)) if states else Load()
+    except (ValueError, KeyError, TypeError):
+        return Load()
+
+
+def ask(url: str, metrics: bool, seconds: float = 5.0, api_key: str = "") -> Load:
+    """What the server at `url` says of its load: through /metrics where it has them, else through /server_info, which
+    wants the key where there is one.
+    """
+    if metrics:
+        return load(_get(f"{url}/metrics", seconds, ""))
+    return load_without_metrics(
+        _get(f"{url}/server_info", seconds, api_key) or _get(f"{url}/get_server_info", seconds, api_key)
+    )
+
+
+def _get(url: str, seconds: float, api_key: str) -> str:
+    """The text there, or an empty one where the server gives none."""
+    return (local_http.get(url, seconds, 8_000_000, api_key) or b"").decode("utf-8", "replace")
 
 
 def gpu_memory() -> list[str]:
-    """`GPU 0: 81 of 96 GB` for each GPU that nvidia-smi lists; empty without one."""
+    """`GPU 0: 81 of 96 GB` for each GPU that nvidia-smi lists; empty without one. A GPU that is lost says so."""
     command = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=True)
-        rows = [[float(cell) for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-        return [f"GPU {index:.0f}: {used / 1024:.0f} of {total / 1024:.0f} GB" for index, used, total in rows]
-    except (OSError, subprocess.SubprocessError, ValueError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
+    except (OSError, subprocess.SubprocessError):
         return []
+    return [_gpu(line.strip()) for line in done.stdout.splitlines() if line.strip()]
+
+
+def _gpu(row: str) -> str:
+    try:
+        index, used, total = (float(cell) for cell in row.split(","))
+    except ValueError:
+        return f"GPU: {row}"  # such as `3, [N/A], [N/A]`, or a message
+    return f"GPU {index:.0f}: {used / 1024:.0f} of {total / 1024:.0f} GB"
 
 
 def lines(
@@ -123,4 +150,6 @@ def _load(now: Load | None) -> list[str]:
         f"{count} requests {word}" for count, word in ((now.running, "running"), (now.queued, "queued")) if count is not None
     ]
     speed = [f"{now.tokens_per_second:.1f} tokens/s"] if now.tokens_per_second is not None else []
+    if now.last_tokens_per_second is not None:
+        speed = [f"{now.last_tokens_per_second:.1f} tokens/s when it decoded last"]
     return [", ".join(speed + counts)]

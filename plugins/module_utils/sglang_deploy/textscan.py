@@ -1,14 +1,18 @@
 """Looks for many patterns in much text: one pass, first occurrence of each, bounded memory.
 
 A pattern is a regular expression that is searched without regard to case and has a run of at least four plain
-characters outside of groups. That run is looked for first with `in`, so that the expression itself is tried only on
-the few lines that can match. Lines that differ only in digits (one `Decode batch` line for each step of a server) are
-looked at once. Standard library only, since it runs on the managed host as well.
+characters outside of groups. That run is looked for first, so that the expression itself is tried only on the few
+lines that can match. Lines that differ only in digits (one `Decode batch` line for each step of a server) are looked
+at once. Where many lines differ, grep looks for all runs at a time, which Python cannot do; without grep the same is
+found more slowly. Standard library only, since it runs on the managed host as well.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -23,6 +27,10 @@ UNWRAP_BELOW = 1024 * 1024
 """Only text smaller than this many bytes is searched for wrapped messages: pasted text is, logs are not wrapped."""
 VARIANTS = 200
 """How many lines that differ only in digits are tried, before the rest is taken to be no different."""
+GREP_FROM = 256 * 1024
+"""Bytes of different lines from which on grep is quicker than Python."""
+TOLD = 4000
+"""Lines that `tell` gets of the beginning of a log, and again of its end."""
 LITERAL = 4
 
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789", b"abcdefghijklmnopqrstuvwxyz000000000")
@@ -102,7 +110,6 @@ class Scanner:
                 raise BadPattern(f"pattern {pattern!r}: not a regular expression: {error}") from error
             self._by_literal.setdefault(literal(pattern), []).append((pattern, compiled))
         self._literals = list(self._by_literal)
-        self._literal_bytes = [one.encode() for one in self._literals]
 
     def feed(self, line: logtext.Line) -> list[str]:
         """Searches one message; returns the patterns that were seen for the first time here."""
@@ -119,13 +126,24 @@ class Scanner:
                         found.append(pattern)
         return found
 
+    def _may_hold(self, literals: list[str], text: str) -> list[str]:
+        """Those literals of which a pattern, not seen before, may match a line that still has its prefixes."""
+        return [
+            one
+            for one in literals
+            if any(
+                pattern not in self.hits and ("^" in pattern or "$" in pattern or compiled.search(text))
+                for pattern, compiled in self._by_literal[one]
+            )
+        ]
+
     def read(
         self, stream: BinaryIO, tell: Callable[[logtext.Line], None] | None = None, words: tuple[str, ...] = ()
     ) -> None:
         """Reads a whole log. `tell` gets, in order, the messages that hold one of `words`, and the last message; of those
-        that differ only in digits it gets the first alone.
+        that differ only in digits it gets the first alone, and of many thousands the first and the last ones.
         """
-        seen = _Seen(words if tell else ())
+        seen = _Seen(self._by_literal, words if tell else ())
         rest, small, last = b"", b"", b""
         while True:
             data = stream.read(BLOCK)
@@ -141,56 +159,60 @@ class Scanner:
             block, rest = block[:cut], block[cut:]
             last = next((line for line in reversed(block[-BLOCK:].split(b"\n")) if line.strip()), last)
             if block:
-                self._block(logtext.strip_bytes(block), seen, tell)
+                self._block(logtext.strip_bytes(block), seen)
             if not data:
                 break
         if len(small) <= UNWRAP_BELOW:
             for line in logtext.unwrapped(list(logtext.lines(logtext.decode(small)))):
                 self.feed(line)
-        if tell and last:
-            part = logtext.segments(logtext.decode(logtext.strip_bytes(last)))[-1:]
-            tell(logtext.clean(part[0] if part else "", self.line_count))
+        if tell:
+            for message in seen.told():
+                tell(message)
+            if last:
+                part = logtext.segments(logtext.decode(logtext.strip_bytes(last)))[-1:]
+                tell(logtext.clean(part[0] if part else "", self.line_count))
 
-    def _block(self, block: bytes, seen: _Seen, tell: Callable[[logtext.Line], None] | None) -> None:
+    def _block(self, block: bytes, seen: _Seen) -> None:
         raw = block.split(b"\n")
         folded = block.translate(_FOLD).split(b"\n")
         if not raw[-1]:
             raw.pop()
             folded.pop()
-        distinct = {line for line in folded if line not in seen.done}
-        joined = b"\n".join(distinct)
-        present = [(one, text) for one, text in zip(self._literal_bytes, self._literals, strict=True) if one in joined]
-        hints = [one for one in seen.words if one in joined]
-        wanted: dict[bytes, tuple[list[str], bool]] = {}
-        for line in distinct:
-            literals = [text for one, text in present if one in line]
-            hinted = any(one in line for one in hints)
-            if literals or hinted:
-                wanted[line] = (literals, hinted)
-            else:
+        distinct = [line for line in dict.fromkeys(folded) if line not in seen.done]
+        found = seen.needles.search(distinct)
+        for place, line in enumerate(distinct):
+            if len(seen.done) >= REMEMBERED:
+                break
+            if place not in found:
                 seen.finish(line)
-        for index, line in enumerate(folded if wanted else ()):
-            if line not in wanted or line in seen.done:
+        wanted = {distinct[place]: needles for place, needles in found.items()}
+        for index in [index for index, line in enumerate(folded) if line in wanted] if wanted else ():
+            line = folded[index]
+            if line in seen.done:
                 continue
-            literals, hinted = wanted[line]
+            literals = [one for one in wanted[line] if one in self._by_literal]
             times = seen.count(line)
-            for part in logtext.segments(logtext.decode(raw[index][: 4 * logtext.MAX_LINE])):
-                message = logtext.clean(part, self.line_count + index + 1)
-                self._try(literals, message)
-                if tell and hinted and times == 1:
-                    tell(message)
-            if times >= VARIANTS or not literals:
+            if times == 1 and not seen.words.isdisjoint(wanted[line]):
+                seen.tell(self.line_count + index + 1, raw[index])
+            text = logtext.decode(raw[index][: 4 * logtext.MAX_LINE]) if literals else ""
+            if literals and (literals := self._may_hold(literals, text)):
+                for part in logtext.segments(text):
+                    self._try(literals, logtext.clean(part, self.line_count + index + 1))
+            if times >= VARIANTS or not wanted[line] & self._by_literal.keys():
                 seen.finish(line)
         self.line_count += len(raw)
 
 
 class _Seen:
-    """Lines of a log, folded, that need not be looked at again, within a bounded memory."""
+    """Lines of a log that need not be looked at again (folded), and those to tell of, within a bounded memory."""
 
-    def __init__(self, words: tuple[str, ...]) -> None:
-        self.words = [word.encode() for word in words]
+    def __init__(self, literals: Iterable[str], words: tuple[str, ...]) -> None:
+        self.needles = _Needles({*literals, *words})
+        self.words = set(words)
         self.done: set[bytes] = set()
         self._times: dict[bytes, int] = {}
+        self._first: list[tuple[int, bytes]] = []
+        self._last: deque[tuple[int, bytes]] = deque(maxlen=TOLD)
 
     def finish(self, line: bytes) -> None:
         if len(self.done) < REMEMBERED and len(line) <= logtext.MAX_LINE:
@@ -202,6 +224,74 @@ class _Seen:
         if len(self._times) < REMEMBERED or line in self._times:
             self._times[line] = times
         return times
+
+    def tell(self, number: int, line: bytes) -> None:
+        (self._first if len(self._first) < TOLD else self._last).append((number, line[: logtext.MAX_LINE]))
+
+    def told(self) -> Iterable[logtext.Line]:
+        for number, line in (*self._first, *self._last):
+            for part in logtext.segments(logtext.decode(line)):
+                yield logtext.clean(part, number)
+
+
+class _Needles:
+    """Finds which of many short texts stand in which lines."""
+
+    def __init__(self, needles: Iterable[str]) -> None:
+        self._bytes = {one.encode(): one for one in sorted(needles)}
+        self._near: dict[bytes, frozenset[bytes]] = {}
+
+    def search(self, lines: list[bytes]) -> dict[int, set[str]]:
+        """Place in `lines` -> the needles there; lines without any are left out."""
+        if not self._bytes:
+            return {}
+        joined = b"\n".join(lines)
+        reported = self._grep(joined) if len(joined) >= GREP_FROM else None
+        if reported is None:
+            present = [one for one in self._bytes if one in joined]
+            candidates = dict.fromkeys(range(len(lines) if present else 0), present)
+        else:
+            sets = {frozenset(ones) for ones in reported.values()}
+            beside = {ones: frozenset[bytes]().union(*(self._beside(one) for one in ones)) for ones in sets}
+            joined = b"\n".join([lines[place] for place in reported])
+            present = [one for one in frozenset[bytes]().union(*beside.values()) if one in joined]
+            by_set = {ones: [one for one in present if one in beside[ones]] for ones in sets}
+            candidates = {place: by_set[frozenset(ones)] for place, ones in reported.items()}
+        found = {}
+        for place, ones in candidates.items():
+            line = lines[place]
+            if here := {self._bytes[one] for one in ones if one in line}:
+                found[place] = here
+        return found
+
+    def _grep(self, text: bytes) -> dict[int, set[bytes]] | None:
+        """Place of a line -> some of the needles there: grep does not tell one that overlaps an earlier one. None
+        where there is no grep that can do this.
+        """
+        options = ("--text", "--fixed-strings", "--only-matching", "--line-number", "--regexp")
+        command = ["grep", *options, "\n".join(self._bytes.values())]
+        environment = {**os.environ, "LC_ALL": "C"}
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, env=environment, check=False)
+        except OSError:
+            return None
+        if done.returncode > 1:
+            return None
+        reported: dict[int, set[bytes]] = {}
+        for row in done.stdout.split(b"\n")[:-1]:
+            number, _, needle = row.partition(b":")
+            reported.setdefault(int(number) - 1, set()).add(needle)
+        return reported
+
+    def _beside(self, reported: bytes) -> frozenset[bytes]:
+        """The needles that may stand where grep reported one: inside of it, or from its last characters on."""
+        if reported not in self._near:
+            self._near[reported] = frozenset(
+                one
+                for one in self._bytes
+                if one in reported or any(reported.endswith(one[:size]) for size in range(1, len(one)))
+            )
+        return self._near[reported]
 
 
 def _around(text: str, match: re.Match[str], width: int = 400) -> str:
