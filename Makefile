@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 LAB := -i inventory/lab
 SCENARIOS := default swap plan refuse rollback
-FAULTS := fail-and-return interrupted
+FAULTS := fail-and-return no-way-back interrupted weights
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock lab demo test lint unit molecule faults docs clean
+.PHONY: help venv lock lab demo test lint unit slow molecule faults secrets cuda servers wheelhouse sweep docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,11 +45,29 @@ lint: venv ## ansible-lint, yamllint, ruff, mypy, documentation in step
 unit: venv ## unit tests
 	pytest -n auto
 
+slow: venv ## the unit tests that take minutes: real downloads, cut off, killed, with wrong hashes, onto a full disk
+	pytest -n auto -m slow
+
 molecule: venv ## scenarios on containers with the real server
 	molecule test --no-command-borders $(SCENARIOS:%=--scenario-name=%)
 
-faults: venv ## the long scenarios: deployments that fail, a controller that is killed, a host that boots
+faults: venv ## the long scenarios: deployments that fail, a controller that is killed, a host that boots, a model from a hub
 	molecule test --no-command-borders $(FAULTS:%=--scenario-name=%)
+
+servers: venv ## the decode check against real servers on the CPU, healthy and broken (a release is built the first time)
+	pytest tests/server -n0 -rs
+
+cuda: venv ## CUDA toolkit and driver, from an apt repository made on the spot and from PyPI
+	molecule test --no-command-borders --scenario-name=cuda
+
+secrets: venv ## keys, confinement and the documented proxy, on a container
+	molecule test --no-command-borders --scenario-name=secrets
+
+wheelhouse: venv ## a release built with the network cut off, from a wheelhouse that is made first
+	molecule test --no-command-borders --scenario-name=wheelhouse
+
+sweep: venv ## a sweep with the real server, cut off three times (a quarter of an hour)
+	molecule test --no-command-borders --scenario-name=sweep
 
 docs: venv ## write docs/variables.md and docs/catalog.md from what the project reads
 	python docs/generate.py

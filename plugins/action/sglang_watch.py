@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 # Ansible finds a project's module_utils for modules only, which run on hosts; here they are plain Python.
 sys.path.insert(0, str(PROJECT / "plugins" / "module_utils"))
 
-from sglang_deploy import diagnose, findings, startup, watch  # noqa: E402
+from sglang_deploy import diagnose, findings, lock, startup, watch  # noqa: E402
 
 REPEAT = 10.0
 """Seconds between two lines that differ in progress alone."""
-OWN = frozenset({"state", "until", "patterns", "stop"})
+OWN = frozenset({"state", "until", "patterns", "stop", "holder"})
 KNOWN = frozenset({"unit", "path", "pid", "url", "api_key", "limits", "total", "findings", "context", "fail"})
 
 
@@ -43,12 +45,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         host = str(task_vars.get("inventory_hostname", self._play_context.remote_addr))
         state: dict[str, Any] = {}
         shown = Shown(host)
+        holder = asdict(lock.me(os.getppid()))
         while not state.get("outcome"):
             call = {
                 **arguments,
                 "state": state,
                 "patterns": sorted(findings.patterns(rules)),
                 "stop": sorted(findings.stopping(rules)),
+                "holder": holder,
             }
             answer = self._execute_module(module_name="sglang_watch", module_args=call, task_vars=task_vars)
             if answer.get("failed") or answer.get("unreachable") or "state" not in answer:

@@ -45,6 +45,11 @@ options:
   api_key_file:
     description: File on the host that holds the key, instead of O(api_key). The first line counts.
     type: path
+  config_root:
+    description:
+      - Folder on the host with the instances, to read the keys of O(unit) there instead of O(api_key).
+      - Adds the check C(keys) where there are some.
+    type: path
   validate_certs:
     description: Whether the certificate of an https address must be valid.
     type: bool
@@ -52,6 +57,9 @@ options:
   ca_file:
     description: PEM file on the host with the authorities to trust instead of the system's.
     type: path
+  certificate_name:
+    description: Name that the certificate must be for, where that is not the one in O(url).
+    type: str
   reasoning_parser:
     description: The parser that the instance configures, if any.
     type: str
@@ -101,6 +109,9 @@ options:
     description: Whether a failed check fails the task.
     type: bool
     default: true
+  holder:
+    description: The controller's process that calls this, for the lock of the host. The action adds it.
+    type: dict
 author:
   - The project's contributors
 """
@@ -131,7 +142,7 @@ lines:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import decode_check, effective
+from ansible.module_utils.sglang_deploy import decode_check, effective, instance, lock, secrets, secrets_check
 
 SPEC = {
     "url": {"type": "str", "required": True},
@@ -143,6 +154,8 @@ SPEC = {
     "api_key_file": {"type": "path", "no_log": False},
     "validate_certs": {"type": "bool", "default": True},
     "ca_file": {"type": "path"},
+    "config_root": {"type": "path"},
+    "certificate_name": {"type": "str"},
     "reasoning_parser": {"type": "str"},
     "tool_call_parser": {"type": "str"},
     "chunked_prefill_size": {"type": "int"},
@@ -156,6 +169,7 @@ SPEC = {
     "total_seconds": {"type": "float", "default": 1800},
     "soak_seconds": {"type": "float", "default": 600},
     "fail": {"type": "bool", "default": True},
+    "holder": {"type": "dict"},
 }
 EXPECTED = (
     "model",
@@ -173,12 +187,14 @@ EXPECTED = (
 def main() -> None:
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True, mutually_exclusive=[("api_key", "api_key_file")])
     given = module.params
+    keys = _keys(given)
     try:
         server = decode_check.Server(
             given["url"],
-            api_key=_key(given),
+            api_key=keys.values.get("api_key") if keys else _key(given),
             verify=given["validate_certs"],
             ca_file=given["ca_file"],
+            name=given["certificate_name"],
             kind=given["kind"],
             limits=decode_check.Limits(
                 check=given["check_seconds"], total=given["total_seconds"], soak=given["soak_seconds"]
@@ -188,10 +204,11 @@ def main() -> None:
         expect = decode_check.Expectations(
             **{name: given[name] for name in EXPECTED},
             argv=argv,
-            extra=_effective(given["asked"], given["unit"]),
+            extra=(*_effective(given["asked"], given["unit"]), *_secret(keys, server, given["unit"])),
         )
-        verdict = decode_check.run(server, given["level"], expect)
-    except (decode_check.DecodeCheckError, OSError) as error:
+        with lock.kept(given["holder"] if given["unit"] else None):
+            verdict = decode_check.run(server, given["level"], expect)
+    except (decode_check.DecodeCheckError, lock.LockError, OSError) as error:
         module.fail_json(msg=str(error))
     result = {"changed": False, "verdict": verdict.as_dict(), "lines": verdict.lines()}
     if given["fail"] and not verdict.ok:
@@ -211,6 +228,23 @@ def _effective(asked: dict[str, object], unit: str | None) -> tuple[decode_check
         return decode_check.Outcome(ok, summary, evidence)
 
     return (decode_check.ExtraCheck("effective", check),)
+
+
+def _keys(given: dict[str, object]) -> secrets.Secrets | None:
+    """The keys of the unit's instance, from its folder."""
+    if not (given["config_root"] and given["unit"]):
+        return None
+    name = str(given["unit"]).removeprefix("sglang@").removesuffix(".service")
+    return secrets.read(instance.live(name, Path(str(given["config_root"])) / name))
+
+
+def _secret(
+    keys: secrets.Secrets | None, server: decode_check.Server, unit: str | None
+) -> tuple[decode_check.ExtraCheck, ...]:
+    """The look for keys where they must not be."""
+    if keys is None:
+        return ()
+    return (decode_check.ExtraCheck("keys", lambda info: secrets_check.judge(keys, server, info, unit)),)
 
 
 def _key(given: dict[str, object]) -> str | None:

@@ -10,6 +10,7 @@ description:
   - Brings C(launch), C(environment) and C(spec.json) under O(config_root)/O(name) to what a deployment says. Each file
     is replaced at once.
   - Says whether the unit runs exactly that deployment. Starts and stops nothing.
+  - Writes only for the controller that has the lock of the host, or takes it. A host has one, whatever its instances.
 options:
   name:
     description: Name of the instance.
@@ -32,15 +33,23 @@ options:
     type: path
     default: /etc/sglang
   group:
-    description: Group of the service, which reads the environment file.
+    description: Group of the service, which reads the environment file and the keys.
     type: str
     default: sglang
+  keys:
+    description:
+      - Keys of the deployment by name, C(api_key) and C(admin_api_key).
+      - Without them, the keys on the host are kept. A deployment that names none has them taken away.
+    type: dict
+  holder:
+    description: The controller's process that calls this, for the lock of the host. The action adds it.
+    type: dict
 attributes:
   check_mode:
     description: Compares and writes nothing.
     support: full
   diff_mode:
-    description: Shows each of the instance's own files that differs.
+    description: Shows each of the instance's own files that differs, and of the keys which ones there are.
     support: full
 author:
   - The project's contributors
@@ -71,17 +80,19 @@ context:
   returned: always
   type: dict
 release_problem:
-  description: Why the deployment's release cannot run it; empty if it can.
+  description: Why the deployment's release, or the keys on the host, cannot run it; empty if they can.
   returned: always
   type: str
 """
 
+import contextlib
 import grp
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import instance
+from ansible.module_utils.sglang_deploy import instance, lock, secrets
 
 
 def main() -> None:
@@ -92,11 +103,24 @@ def main() -> None:
             "state": {"type": "str", "choices": ["accepted", "candidate", "discarded"], "default": "accepted"},
             "config_root": {"type": "path", "default": "/etc/sglang"},
             "group": {"type": "str", "default": "sglang"},
+            "keys": {"type": "dict", "no_log": True},
+            "holder": {"type": "dict"},
         },
         required_if=[("state", "candidate", ["deployment"])],
         supports_check_mode=True,
     )
-    name, state, given = module.params["name"], module.params["state"], module.params["deployment"]
+    state, given, holder = (module.params[name] for name in ("state", "deployment", "holder"))
+    writes = (given is not None or state == "discarded") and not module.check_mode
+    try:
+        with lock.taken(lock.Holder.of(holder)) if writes and holder else contextlib.nullcontext():
+            act(module, state, given)
+    except lock.LockError as error:
+        module.fail_json(msg=str(error))
+
+
+def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None:
+    """Do what is asked for, and end the module."""
+    name = module.params["name"]
     directory = Path(module.params["config_root"]) / name
     running = instance.running(name)
     deployment = given or instance.read(directory)
@@ -105,32 +129,48 @@ def main() -> None:
         "current": False,
         "deployment": deployment,
         "context": instance.context(deployment) if deployment else {},
-        "release_problem": instance.release_problem(deployment) if deployment else "",
+        "release_problem": _problem(deployment, directory, bool(module.params["keys"])) if deployment else "",
     }
     try:
         if state == "discarded":
             module.exit_json(changed=not module.check_mode and instance.discard(name, directory), **result)
         if given is None:
             module.exit_json(changed=False, **result)
-        spec = deployment["spec"]
-        same = running.spec_hash == spec["hash"] and list(running.argv) == list(spec["command"])
-        result["current"] = running.active and same and not running.unit_newer
+        result["current"] = instance.runs(running, deployment)
         group = _group(module)
         accept = state == "accepted" and not module.check_mode
-        written = instance.write(deployment, directory, group, apply=accept)
+        keys = _keys(module, deployment, instance.live(name, directory))
+        written = instance.write(deployment, directory, group, apply=accept, keys=keys)
         changed = written.changed
         if accept:
             changed = instance.discard(name, directory) or changed
         elif not result["current"]:
             changed = True
             if not module.check_mode:
-                instance.stage(name, deployment, directory, group)
+                instance.stage(name, deployment, directory, group, keys=keys)
     except OSError as error:
         left = "Nothing was restarted." if state == "candidate" else "What runs was left as it is; run it again."
         module.fail_json(msg=f"Cannot write {error.filename}: {error.strerror}. {left}", **result)
     except subprocess.CalledProcessError as error:
         module.fail_json(msg=f"systemd did not read its units again: {error.stderr.decode(errors='replace')}", **result)
     module.exit_json(changed=changed, diff=written.diff, **result)
+
+
+def _problem(deployment: dict[str, Any], directory: Path, given: bool) -> str:
+    return instance.release_problem(deployment) or ("" if given else instance.secrets_problem(deployment, directory))
+
+
+def _keys(module: AnsibleModule, deployment: dict[str, Any], live: Path) -> secrets.Secrets | None:
+    """The given keys with the id that the deployment carries, else those that the unit would read now."""
+    if not deployment["spec"].get("secrets"):
+        return None
+    try:
+        values = secrets.checked(module.params["keys"] or {})
+    except secrets.SecretError as error:
+        module.fail_json(msg=str(error))
+    if not values:
+        return secrets.read(live)
+    return secrets.Secrets(values, deployment["spec"]["environment"][secrets.ID_VARIABLE]["value"])
 
 
 def _group(module: AnsibleModule) -> int:

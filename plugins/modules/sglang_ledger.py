@@ -9,7 +9,8 @@ short_description: Record a verdict in an instance's ledger, or read what it hol
 description:
   - With O(verdict), writes the verdict, appends a line to the ledger and, if the verdict is good, makes the deployment
     the last good one.
-  - Without it, only reads. A damaged file is set aside and never trusted.
+  - A good verdict of a deployment or rollback ends it, and lets go of the lock of the host.
+  - Without O(verdict), only reads. A damaged file is set aside and never trusted.
 options:
   name:
     description: Name of the instance.
@@ -42,6 +43,9 @@ options:
     type: list
     elements: str
     default: []
+  holder:
+    description: The controller's process that calls this, for the lock of the host. The action adds it.
+    type: dict
 attributes:
   check_mode:
     description: Reads and writes nothing.
@@ -104,7 +108,7 @@ unreadable:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import instance, ledger
+from ansible.module_utils.sglang_deploy import instance, ledger, lock
 
 
 def main() -> None:
@@ -118,6 +122,7 @@ def main() -> None:
             "by": {"type": "str", "default": ""},
             "find": {"type": "str"},
             "forget_releases": {"type": "list", "elements": "str", "default": []},
+            "holder": {"type": "dict"},
         },
         required_by={"verdict": ["deployment"]},
         supports_check_mode=True,
@@ -129,6 +134,8 @@ def main() -> None:
     try:
         if changed:
             ledger.record(directory, given["kind"], given["deployment"], given["verdict"], given["by"])
+            if given["verdict"].get("ok") and given["kind"] != "trial":
+                lock.release(given["holder"])
         if given["forget_releases"] and not module.check_mode:
             changed = bool(ledger.forget(directory, given["forget_releases"])) or changed
         if given["find"] is not None:

@@ -73,6 +73,9 @@ options:
     type: list
     elements: str
     default: []
+  holder:
+    description: The controller's process that calls this, for the lock of the host. The action adds it.
+    type: dict
 author:
   - SGLang deploy project
 """
@@ -120,7 +123,7 @@ exit:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import textscan, watch
+from ansible.module_utils.sglang_deploy import lock, textscan, watch
 
 
 def main() -> None:
@@ -137,6 +140,7 @@ def main() -> None:
             "until": {"type": "float", "default": 10.0},
             "patterns": {"type": "list", "elements": "str", "default": []},
             "stop": {"type": "list", "elements": "str", "default": []},
+            "holder": {"type": "dict"},
         },
         mutually_exclusive=[("unit", "path")],
         required_one_of=[("unit", "path")],
@@ -150,8 +154,9 @@ def main() -> None:
     try:
         limits = {phase: int(seconds) for phase, seconds in given["limits"].items()}
         watched = watch.Watched(tuple(given["patterns"]), frozenset(given["stop"]), limits, given["total"])
-        events, state = watch.step(target, watched, given["state"], given["until"])
-    except (watch.WatchError, textscan.BadPattern) as error:
+        with lock.kept(given["holder"] if given["unit"] else None):
+            events, state = watch.step(target, watched, given["state"], given["until"])
+    except (watch.WatchError, textscan.BadPattern, lock.LockError) as error:
         module.fail_json(msg=str(error))
     except (TypeError, ValueError) as error:
         module.fail_json(msg=f"limits must be numbers of seconds, and state what the last call returned: {error}")

@@ -20,6 +20,7 @@ from sglang_deploy.decode_check.judge import (
     count_problems,
     empty_problems,
     greedy_problems,
+    has_gaps,
     logprob_problems,
     repetition,
     stream_text_problems,
@@ -311,3 +312,14 @@ def test_argument_difference_shows_no_values() -> None:
     assert said is not None
     assert "secret" not in said
     assert "after --api-key" in said
+
+
+def test_a_stream_may_lack_log_probabilities_but_a_whole_answer_may_not() -> None:
+    whole = replace(answer(*HEALTHY, *HEALTHY), completion_tokens=3 * len(HEALTHY), finish="length")
+    streamed = replace(whole, endpoint="/v1/chat/completions (stream)")
+    most = 3 * len(HEALTHY)
+    assert any("log-probabilities for" in problem for problem in count_problems(whole, most))
+    assert count_problems(streamed, most) == []
+    assert has_gaps(streamed) and not has_gaps(whole)
+    more = replace(streamed, completion_tokens=1)
+    assert any("log-probabilities for" in problem for problem in count_problems(more, 1))

@@ -13,7 +13,14 @@ from sglang_deploy import instance
 
 GROUP = os.getegid()
 DEPLOYMENT = {
-    "spec": {"hash": "a" * 64, "url": "http://127.0.0.1:8000"},
+    "spec": {
+        "hash": "a" * 64,
+        "url": "http://127.0.0.1:8000",
+        "profile": "p",
+        "command": ["python"],
+        "argv": [],
+        "environment": {},
+    },
     "launch": "#!/bin/sh\n",
     "environment": 'A="1"\n',
 }
@@ -77,7 +84,11 @@ def test_a_candidate_leaves_the_instances_own_files_alone(tmp_path: Path, reload
         f"EnvironmentFile={folder}/candidate/environment",
         "ExecStart=",
         f"ExecStart={folder}/candidate/launch",
+        "BindReadOnlyPaths=",
+        f"BindReadOnlyPaths={folder}/candidate:{folder}",
     ]
+    # The unit sees the candidate's folder under the instance's name: the candidate's own path must be good there, too.
+    assert (folder / "candidate" / "candidate" / "launch").read_text() == (folder / "candidate" / "launch").read_text()
     assert f". {folder}/candidate/environment" in (folder / "candidate" / "launch").read_text()
     assert reloads == []
 
@@ -120,7 +131,7 @@ def test_findings_get_what_the_deployment_tells(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{"])
+@pytest.mark.parametrize("content", ["", "[]", "{", "{}", '{"hash": 1}', "[" * 100_000])
 def test_a_damaged_spec_is_no_deployment(tmp_path: Path, content: str) -> None:
     instance.write(DEPLOYMENT, tmp_path, GROUP)
     (tmp_path / "spec.json").write_text(content)

@@ -14,7 +14,8 @@ NOW = datetime(2026, 11, 30, 9, 0, tzinfo=timezone.utc)
 
 
 def deployment(name: str = "a") -> dict[str, object]:
-    spec = {"hash": name * 64, "release": f"cpu-{name}", "profile": "cpu-lab"}
+    spec = {"hash": name * 64, "release": f"cpu-{name}", "profile": "cpu-lab", "url": "http://127.0.0.1:8000"}
+    spec |= {"command": ["python"], "argv": [], "environment": {}}
     return {"spec": spec, "launch": "#!/bin/sh\n", "environment": ""}
 
 
@@ -56,8 +57,8 @@ def test_a_damaged_last_good_is_set_aside_and_never_trusted(tmp_path: Path, cont
 
 
 def test_binary_rubbish_in_the_ledger_is_not_trusted(tmp_path: Path) -> None:
-    (tmp_path / "ledger.jsonl").write_bytes(b'\x00\xff\n"text"\n{"time": "x"}\n')
-    assert ledger.entries(tmp_path) == ([{"time": "x"}], 2)
+    (tmp_path / "ledger.jsonl").write_bytes(b'\x00\xff\n"text"\n{"spec": "x"}\n{"spec": ["x"]}\n')
+    assert ledger.entries(tmp_path) == ([{"spec": "x"}], 3)
 
 
 def test_a_full_disk_names_the_file_and_keeps_the_last_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +69,16 @@ def test_a_full_disk_names_the_file_and_keeps_the_last_good(tmp_path: Path, monk
 
     monkeypatch.setattr(ledger, "replace", full)
     with pytest.raises(ledger.LedgerError, match=r"x\.json: No space left on device"):
+        ledger.record(tmp_path, "deploy", deployment("b"), {"ok": True}, by="", now=NOW)
+    assert ledger.last_good(tmp_path).deployment == deployment("a")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_disk_that_fills_up_while_the_line_is_written(tmp_path: Path) -> None:
+    ledger.record(tmp_path, "deploy", deployment("a"), {"ok": True}, by="", now=NOW)
+    (tmp_path / "ledger.jsonl").unlink()
+    (tmp_path / "ledger.jsonl").symlink_to("/dev/full")
+    with pytest.raises(ledger.LedgerError, match=r"cannot write .*: No space left on device"):
         ledger.record(tmp_path, "deploy", deployment("b"), {"ok": True}, by="", now=NOW)
     assert ledger.last_good(tmp_path).deployment == deployment("a")
 
@@ -106,8 +117,9 @@ def test_an_unknown_hash_lists_the_known_ones(three: Path) -> None:
 
 def test_an_ambiguous_hash_is_refused(tmp_path: Path) -> None:
     for last in "12":
-        spec = {"hash": "a" * 63 + last, "release": "cpu-a", "profile": "p"}
-        ledger.record(tmp_path, "deploy", {**deployment(), "spec": spec}, {"ok": True}, by="", now=NOW)
+        made = deployment()
+        made["spec"] = {**made["spec"], "hash": "a" * 63 + last}  # type: ignore[dict-item]
+        ledger.record(tmp_path, "deploy", made, {"ok": True}, by="", now=NOW)
     with pytest.raises(ledger.UnknownDeployment, match="beginning of 2 deployments"):
         ledger.find(tmp_path, "aaa")
 

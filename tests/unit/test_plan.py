@@ -262,7 +262,7 @@ def test_a_command_is_explained() -> None:
     assert found.group_vars == {
         "sglang_stack": "glm5-cuda128",
         "sglang_profile": "bare",
-        "sglang_model_source": "hub",
+        "sglang_model_source": "server",
         "sglang_model": "lukealonso/GLM-5-NVFP4",
         "sglang_port": 30000,
         "sglang_backends": {"attention": "flashinfer"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -147,6 +148,7 @@ def plugin(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"action_{name}", ROOT / "plugins" / "action" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
     spec.loader.exec_module(module)
     return module
 
@@ -183,8 +185,34 @@ def run(given: dict[str, Any], **more: Any) -> dict[str, Any]:
     return result
 
 
+def test_a_toolkit_of_wheels_is_the_cuda_home_of_build_and_server() -> None:
+    given = variables("group_vars/glm5.yml") | {"sglang_stack": "cuda13", "sglang_profile": "dsa-native-fp8"}
+    for way, home in {"apt": "/usr/local/cuda-13.0", "wheels": "/opt/sglang/cuda/13.0"}.items():
+        made = run(given, toolkit=way)
+        assert made["stack"]["environment"]["CUDA_HOME"] == home
+        environment = made["deployment"]["environment"]
+        assert f'CUDA_HOME="{home}"' in environment and f":{home}/bin:" in environment
+
+
 def test_the_arguments_of_the_task_are_variables_of_the_role() -> None:
-    own = {"ref", "patched", "user", "release", "model_facts", "host_facts", "show"}
+    own = {
+        "model_source",
+        "model_root",
+        "keys",
+        "tls",
+        "group",
+        "ref",
+        "patched",
+        "user",
+        "release",
+        "model_facts",
+        "host_facts",
+        "show",
+        "toolkit",
+        "pin",
+        "source",
+        "git_url",
+    }
     assert {f"sglang_{name}" for name in arguments({}) if name not in own} <= set(variables())
 
 
@@ -197,7 +225,7 @@ def test_the_projects_own_group_vars_are_not_refused_on_the_box(facts: dict[str,
     told = {item["rule"]: item["severity"] for item in found["plan"]["findings"]}
     assert "refuse" not in told.values()
     warned = [rule for rule, severity in told.items() if severity == "warn"]
-    assert warned == ([] if facts else ["remote-code-without-revision"])
+    assert warned == []
     assert found["deployment"]["spec"]["allowed"] == []
 
 
@@ -422,3 +450,28 @@ def test_without_version_and_chip_those_of_stack_and_profile_count(monkeypatch: 
 def test_what_cannot_be_explained_is_one_clear_error(given: dict[str, Any], message: str) -> None:
     with pytest.raises(AnsibleActionFail, match=message):
         explained(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "ref", "expected"),
+    [
+        ("glm5-cuda128", "", "", ("git", "v0.5.9", "0.5.9")),
+        ("glm5-cuda128", "", "main", ("git", "main", "main")),
+        ("glm5-cuda128", "wheelhouse", "main", ("git", "main", "main")),
+        ("cuda13", "", "", ("index", None, "0.5.23")),
+        ("cuda13", "wheelhouse", "", ("index", None, "0.5.23")),
+        ("cuda13", "git", "", ("git", "v0.5.23", "0.5.23")),
+        ("cuda13", "git", "main", ("git", "main", "main")),
+    ],
+)
+def test_the_plan_judges_what_the_builder_builds(
+    name: str, source: str, ref: str, expected: tuple[str, str | None, str]
+) -> None:
+    built = planning.as_built(CATALOG.stacks[name], source, ref)
+    assert (built.source.kind, built.source.ref, built.sglang) == expected
+
+
+def test_another_repository_is_part_of_the_plan() -> None:
+    url = "https://mirror.example/sglang.git"
+    assert planning.as_built(CATALOG.stacks["glm5-cuda128"], url=url).source.url == url
+    assert planning.as_built(CATALOG.stacks["cuda13"], "git", url=url).source.url == url

@@ -29,8 +29,12 @@ VARIABLES = {
     "SAFETENSORS_FAST_GPU": "1",
     "CUDA_HOME": "/usr/local/cuda-12.8",
 }
-# The plan refuses this launch on every address without a key; whoever wants it all the same says so by name.
-ALLOWED = {"sglang_allow": ["open-bind"]}
+# The plan refuses this launch on every address without a key, and with code that is not pinned; whoever wants it all the
+# same says so by name.
+ALLOWED = {
+    "sglang_allow": ["open-bind", "remote-code-without-revision"],
+    "sglang_settings": {"reasoning_parser": "glm45", "tool_call_parser": "glm47", "trust_remote_code": True},
+}
 
 
 def render(folder: Path, **variables: object) -> tuple[list[tuple[str, ...]], dict[str, str]]:

@@ -126,8 +126,13 @@ def test_the_combination_that_is_known_to_work_is_not_refused() -> None:
         ("open-bind", "refuse", launch({**DENSE, "host": "0.0.0.0"}, OFF)),
         (
             "remote-code-without-revision",
-            "warn",
+            "refuse",
             launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, local=None)),
+        ),
+        (
+            "remote-code-without-revision",
+            "refuse",
+            launch({**DENSE, "trust_remote_code": True, "revision": "main"}, OFF, model=replace(GLM5, local=None)),
         ),
         ("fp8-weights-before-ada", "warn", launch({}, host=Host(capability="8.6"), model=Model(quantization="fp8"))),
         ("trtllm-gen-before-blackwell", "warn", launch({"moe_runner": "flashinfer_trtllm"}, host=Host(capability="9.0"))),
@@ -154,6 +159,16 @@ def test_a_known_fault_is_named(rule: str, severity: str, context: Context) -> N
         ("trtllm-gen-needs-sm100", launch({"moe_runner": "flashinfer_trtllm"}, host=Host(capability="10.3"))),
         ("open-bind", launch({**DENSE, "host": "0.0.0.0"}, OFF, has_api_key=True)),
         ("open-bind", launch({**DENSE, "host": "127.0.0.1"}, OFF)),
+        (
+            "remote-code-without-revision",
+            launch(
+                {**DENSE, "trust_remote_code": True, "revision": "0123456789" * 4}, OFF, model=replace(GLM5, local=False)
+            ),
+        ),
+        (
+            "remote-code-without-revision",
+            launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, local=True)),
+        ),
         ("weights-do-not-fit", launch({**DENSE, "device": "cpu", "tp_size": 1}, OFF)),
         ("expandable-segments-ipc", launch(DENSE, {**OFF, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})),
         (
@@ -162,7 +177,6 @@ def test_a_known_fault_is_named(rule: str, severity: str, context: Context) -> N
                 DENSE, {**OFF, "FLASHINFER_CUDA_ARCH_LIST": "12.0a"}, versions=Versions(sglang="0.5.15", flashinfer="0.6.12")
             ),
         ),
-        ("remote-code-without-revision", launch({"trust_remote_code": True, "revision": "abc"}, model=Model(local=False))),
     ],
 )
 def test_a_rule_stays_silent_where_its_cause_is_absent(rule: str, context: Context) -> None:

@@ -81,6 +81,8 @@ class Stack:
     deep_gemm: str | None = None
     requirements: tuple[str, ...] = ()
     requirements_no_deps: tuple[str, ...] = ()
+    system_site_packages: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     constraints: str | None = None
     proofs: tuple[str, ...] = field(default=(), metadata={"choices": PROOFS})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import inspect
 import os
 import shutil
 import subprocess
@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import release_store
-from .jsonfile import dump
+from . import guard, release_store, secrets
+from .jsonfile import dump, parse
 
 # The running process carries the hash of its launch spec, so that a run that was cut off between writing the files and
 # restarting the service is noticed by the next one.
@@ -28,7 +28,7 @@ class Running:
     """What systemd and the process itself say of a unit.
 
     spec_hash is None for a process without the marker; unit_newer says that the unit's file changed since it started;
-    since is systemd's own text for when the unit became active.
+    since is systemd's own text for when the unit became active; enabled says that the host starts it when it boots.
     """
 
     active: bool
@@ -40,6 +40,7 @@ class Running:
     argv: tuple[str, ...] = ()
     unit_newer: bool = False
     since: str = ""
+    enabled: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,10 +58,10 @@ def unit_name(instance: str) -> str:
     return f"sglang@{instance}.service"
 
 
-def local_url(host: str, port: int) -> str:
+def local_url(host: str, port: int, scheme: str = "http") -> str:
     """Where a server that binds to `host` answers on its own host: a wildcard address answers on loopback."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
 def service_environment(cache_root: str, release_path: str, release: str, profile: str, cuda_home: str) -> dict[str, str]:
@@ -87,12 +88,20 @@ def service_environment(cache_root: str, release_path: str, release: str, profil
     }
 
 
-def write(deployment: Mapping[str, Any], directory: Path, group: int, apply: bool = True) -> Written:
+def write(
+    deployment: Mapping[str, Any],
+    directory: Path,
+    group: int,
+    apply: bool = True,
+    keys: secrets.Secrets | None = None,
+) -> Written:
     """Bring the instance's files to what a deployment says.
 
     deployment: `spec` (the launch spec), `launch` and `environment` (the texts that follow from it).
-    Every file is complete or untouched, and spec.json comes last: it names what the other two already are.
-    group: the group id of the service, which reads the environment. apply=False only compares.
+    Every file is complete or untouched, and spec.json comes last: it names what the others already are.
+    group: the group id of the service, which reads environment and keys. apply=False only compares.
+    keys: those of a deployment that has some; None leaves the ones on the host. A deployment without keys has their file
+    taken away. The difference never shows them.
     """
     diff = []
     wanted = {
@@ -100,42 +109,77 @@ def write(deployment: Mapping[str, Any], directory: Path, group: int, apply: boo
         "environment": (str(deployment["environment"]), 0o640),
         "spec.json": (dump(deployment["spec"]), 0o644),
     }
+    named = bool(deployment["spec"].get("secrets"))
+    if named:
+        given = {secrets.FILE: (keys.text(), 0o640)} if keys else {}
+        wanted = {**given, f"{secrets.GUARD}/sitecustomize.py": (inspect.getsource(guard), 0o644), **wanted}
     for name, (text, mode) in wanted.items():
         path = directory / name
         stat = path.stat() if path.exists() else None
         before = path.read_text(encoding="utf-8", errors="replace") if stat else ""
         if stat and before == text and (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid) == (mode, 0, group):
             continue
-        diff.append({"before": before, "after": text, "before_header": str(path), "after_header": str(path)})
+        texts = [_without_keys(before), _without_keys(text)] if name == secrets.FILE else [before, text]
+        diff.append({"before": texts[0], "after": texts[1], "before_header": str(path), "after_header": str(path)})
         if apply:
-            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True)
+                path.parent.chmod(0o755)  # whatever root's umask is, the service reads what lies there
             replace(path, text, mode, group)
+    if not named and (directory / secrets.FILE).exists():
+        path = directory / secrets.FILE
+        diff.append({"before": "keys\n", "after": "", "before_header": str(path), "after_header": str(path)})
+        if apply:
+            path.unlink()
+            shutil.rmtree(directory / secrets.GUARD, ignore_errors=True)
     return Written(changed=bool(diff), diff=diff)
 
 
+def _without_keys(text: str) -> str:
+    """What a difference may show of the keys' file: which keys, and the id that changes with them."""
+    found = secrets.parse(text)
+    return secrets.Secrets(dict.fromkeys(found.values, secrets.HIDDEN), found.id).text() if found else ""
+
+
 def stage(
-    name: str, deployment: Mapping[str, Any], directory: Path, group: int, runtime_units: Path = RUNTIME_UNITS
+    name: str,
+    deployment: Mapping[str, Any],
+    directory: Path,
+    group: int,
+    runtime_units: Path = RUNTIME_UNITS,
+    keys: secrets.Secrets | None = None,
 ) -> None:
     """Make a deployment what the unit's next start runs, until it is accepted, discarded, or the host boots again.
 
     What the instance's own files say is left alone: while the gate has not spoken, a host that loses its power comes back
     with the deployment that was good. The setting that points the unit to the candidate lies under /run for that reason.
-    The caller lets systemd read its units again.
+    The unit sees the candidate's folder in the place of the instance's own, so that a path to the keys is the same for
+    both; the link makes the candidate's path good there, too. The caller lets systemd read its units again.
     """
     candidate = directory / "candidate"
     text = str(deployment["launch"]).replace(f"{directory}/environment", f"{candidate}/environment")
-    write({**deployment, "launch": text}, candidate, group)
+    write({**deployment, "launch": text}, candidate, group, keys=keys or secrets.read(directory))
+    link = candidate / candidate.name
+    if not link.is_symlink():
+        link.symlink_to(".")
     setting = _setting(name, runtime_units)
     setting.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path = str(candidate).replace("%", "%%")
+    path, own = (str(folder).replace("%", "%%") for folder in (candidate, directory))
     lines = [
         "[Service]",
         "EnvironmentFile=",
         f"EnvironmentFile={path}/environment",
         "ExecStart=",
         f"ExecStart={path}/launch",
+        "BindReadOnlyPaths=",
+        f"BindReadOnlyPaths={path}:{own}",
     ]
     replace(setting, "\n".join(lines) + "\n", 0o644)
+
+
+def live(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> Path:
+    """The folder that the unit's next start reads: the instance's own, or a candidate's."""
+    return directory / "candidate" if _setting(name, runtime_units).exists() else directory
 
 
 def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> bool:
@@ -154,6 +198,16 @@ def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> 
 
 def _setting(name: str, runtime_units: Path) -> Path:
     return runtime_units / f"{unit_name(name)}.d" / "candidate.conf"
+
+
+def secrets_problem(deployment: Mapping[str, Any], directory: Path) -> str:
+    """Why a deployment that has keys cannot be run with those on the host, or an empty text."""
+    if not deployment["spec"].get("secrets") or secrets.read(directory):
+        return ""
+    return (
+        f"it runs with {' and '.join(deployment['spec']['secrets'])}, and {directory / secrets.FILE} is not there any more. "
+        "Put its settings and a key into group_vars and deploy."
+    )
 
 
 def release_problem(deployment: Mapping[str, Any]) -> str:
@@ -194,11 +248,21 @@ def _release(deployment: Mapping[str, Any]) -> Path:
 def read(directory: Path) -> dict[str, Any]:
     """The deployment that the files on the host describe; empty where they are missing or spec.json is damaged."""
     try:
-        spec = json.loads((directory / "spec.json").read_text(encoding="utf-8"))
+        spec = parse((directory / "spec.json").read_text(encoding="utf-8"))
         texts = {name: (directory / name).read_text(encoding="utf-8") for name in ("launch", "environment")}
     except (OSError, ValueError):
         return {}
-    return {"spec": spec, **texts} if isinstance(spec, dict) else {}
+    return {"spec": spec, **texts} if whole(spec) else {}
+
+
+def whole(spec: Any) -> bool:
+    """Whether a launch spec from a file has what the project reads of one; damage that is still JSON has not."""
+    if not isinstance(spec, dict) or not all(isinstance(spec.get(name), str) for name in ("hash", "url", "profile")):
+        return False
+    words, variables = [spec.get("command"), spec.get("argv")], spec.get("environment")
+    if not all(isinstance(part, list) and all(isinstance(word, str) for word in part) for part in words) or not words[0]:
+        return False
+    return isinstance(variables, dict) and all(isinstance(one, dict) and "value" in one for one in variables.values())
 
 
 def replace(path: Path, text: str, mode: int, group: int = -1) -> None:
@@ -227,6 +291,7 @@ def running(instance: str) -> Running:
         "InvocationID",
         "FragmentPath",
         "ActiveEnterTimestamp",
+        "UnitFileState",
         "ExecMainStartTimestampMonotonic",
     )
     shown = subprocess.run(
@@ -249,7 +314,15 @@ def running(instance: str) -> Running:
         argv=_null_separated(Path(f"/proc/{pid}/cmdline")) if pid else (),
         unit_newer=_changed_since(values.get("FragmentPath", ""), int(values.get("ExecMainStartTimestampMonotonic") or 0)),
         since=values.get("ActiveEnterTimestamp", ""),
+        enabled=values.get("UnitFileState") == "enabled",
     )
+
+
+def runs(found: Running, deployment: Mapping[str, Any]) -> bool:
+    """Whether the unit is active and runs exactly a deployment, started after its unit file changed."""
+    spec = deployment["spec"]
+    same = found.spec_hash == spec["hash"] and list(found.argv) == list(spec["command"])
+    return found.active and same and not found.unit_newer
 
 
 def _changed_since(path: str, start: int) -> bool:

@@ -103,7 +103,7 @@ def group_vars(reading: Interpretation, options: OptionMap) -> dict[str, Any]:
     settings = dict(reading.settings)
     variables: dict[str, Any] = {"sglang_profile": BARE_PROFILE}
     if "model_path" in settings:
-        variables["sglang_model_source"] = "local" if str(settings["model_path"]).startswith("/") else "hub"
+        variables["sglang_model_source"] = "local" if str(settings["model_path"]).startswith("/") else "server"
     variables |= {variable: settings.pop(name, None) for name, variable in _OWN_VARIABLES.items()}
     variables["sglang_port"] = variables["sglang_port"] or SGLANG_PORT
     backends = {name for name in settings if (found := options.get(name)) is not None and found.backend}

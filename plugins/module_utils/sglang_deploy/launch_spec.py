@@ -12,8 +12,10 @@ from .catalog import Catalog, Profile, Stack
 from .consistency import check
 from .dialect import Dialect, Given, SettingError, Value, text_of
 from .names import environment_name_problem, instance_problem, suggest, text_problem
+from .secrets import variable_problem
 
 SCHEMA = 1
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # as huggingface_hub reads them
 Layer = tuple[str, Mapping[str, Any]]  # where it comes from, and its entries; null takes an entry out
 
 
@@ -334,6 +336,9 @@ def _environment(
                 problems.append(Problem(f"environment {name}", source, f"{value!r} is not text", "put the value in quotes"))
             elif problem := text_problem(text_of(value)):
                 problems.append(Problem(f"environment {name}", source, problem, "correct the value"))
+            elif problem := variable_problem(name):
+                fix = "set sglang_hf_token" if name in HUB_TOKENS else "take it out; keys go into sglang_api_key"
+                problems.append(Problem(f"environment {name}", source, problem, fix))
             else:
                 merged[name] = Variable(_environment_text(value), source)
     return dict(sorted(merged.items()))

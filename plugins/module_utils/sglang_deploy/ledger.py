@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .instance import replace
-from .jsonfile import dump
+from .instance import replace, whole
+from .jsonfile import dump, parse
 
 HASH_CHARACTERS = 12  # of a launch spec's hash, in names that people read
 
@@ -69,7 +69,7 @@ def record(
         (directory / "deployments").mkdir(mode=0o755, exist_ok=True)
         replace(directory / name, dump(dict(verdict)), 0o644)
         replace(directory / "deployments" / f"{spec_hash}.json", dump(dict(deployment)), 0o600)
-        _append(directory / "ledger.jsonl", line)
+        append_line(directory / "ledger.jsonl", line)
         if line["ok"] and kind != "trial":
             replace(
                 directory / "last_good.json",
@@ -85,7 +85,7 @@ def last_good(directory: Path) -> LastGood:
     """The last good deployment. A damaged file is set aside under another name and never trusted."""
     path = directory / "last_good.json"
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = parse(path.read_text(encoding="utf-8"))
         return LastGood(deployment=_whole(kept["deployment"]), time=str(kept.get("time", "")))
     except FileNotFoundError:
         return LastGood(deployment=None)
@@ -97,13 +97,19 @@ def last_good(directory: Path) -> LastGood:
 
 def entries(directory: Path) -> tuple[list[dict[str, Any]], int]:
     """The ledger's lines, oldest first, and how many could not be read (a line cut off by a full disk or a power cut)."""
-    path = directory / "ledger.jsonl"
+    lines, unreadable = json_lines(directory / "ledger.jsonl")
+    found = [line for line in lines if isinstance(line.get("spec"), str)]
+    return found, unreadable + len(lines) - len(found)
+
+
+def json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of a file of JSON lines, and how many could not be read; none where there is no file."""
     if not path.exists():
         return [], 0
     found, unreadable = [], 0
     for row in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            entry = json.loads(row)
+            entry = parse(row)
         except ValueError:
             unreadable += 1
             continue
@@ -119,7 +125,7 @@ def deployments(directory: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted((directory / "deployments").glob("*.json")):
         try:
-            deployment = _whole(json.loads(path.read_text(encoding="utf-8")))
+            deployment = _whole(parse(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if deployment["spec"]["hash"] == path.stem:
@@ -176,7 +182,7 @@ def verdict(directory: Path, line: Mapping[str, Any]) -> dict[str, Any]:
     if not name.startswith("verdicts/") or ".." in name:
         return {}
     try:
-        found = json.loads((directory / name).read_text(encoding="utf-8"))
+        found = parse((directory / name).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -194,7 +200,9 @@ def last_failure(directory: Path) -> list[str]:
     kept = verdict(directory, line)
     if not kept:
         return [f"{named}; its verdict {directory / str(line.get('verdict'))} is missing or damaged"]
-    report = kept.get("report") or [str(kept.get("reason", "no reason is on record"))]
+    report = kept.get("report")
+    if not report or not isinstance(report, list):
+        report = [str(kept.get("reason", "no reason is on record"))]
     return [f"{named} ({kept.get('phase', 'gate')}):", *(str(text) for text in report), ""]
 
 
@@ -216,14 +224,13 @@ def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _whole(deployment: Any) -> dict[str, Any]:
     """The deployment, if it has what is needed to run it. Raises TypeError or KeyError."""
-    if not all(
-        isinstance(text, str) for text in (deployment["spec"]["hash"], deployment["launch"], deployment["environment"])
-    ):
+    if not whole(deployment["spec"]) or not all(isinstance(deployment[name], str) for name in ("launch", "environment")):
         raise TypeError
     return dict(deployment)
 
 
-def _append(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line of JSON, and return when it is on disk."""
     text = json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n"
     with path.open("a+b") as stream:
         # After a line that was cut off the next one starts on a line of its own.

@@ -27,6 +27,17 @@ QUANTIZATIONS = {
 }
 
 
+def as_built(stack: Stack, source: str = "", ref: str = "", url: str = "") -> Stack:
+    """The stack as the builder takes it: from git at `ref`, else at the stack's own, else at the tag of its SGLang.
+
+    `source` is where SGLang is to come from; empty, or a wheelhouse, means the stack's own source.
+    """
+    kind = source if source not in ("", "wheelhouse") else stack.source.kind
+    if kind != "git" and not ref:
+        return stack
+    return stack.at(ref or stack.source.ref or f"v{stack.sglang}", url or None)
+
+
 def versions_of_stack(stack: Stack) -> Versions:
     """The versions that a stack promises. A source that is no release of SGLang counts as patched."""
     released = version_key(stack.sglang) != MOVING
@@ -97,7 +108,7 @@ def over(read: Model, named: Model) -> Model:
 
 
 def host_of(facts: Mapping[str, Any]) -> Host:
-    """The host's facts, as the module sglang_host_facts gives them; what it does not tell stays unknown."""
+    """The host's facts, as the module sglang_host_check gives them; what it does not tell stays unknown."""
     return Host(**{item.name: facts.get(item.name) for item in fields(Host)})
 
 

@@ -259,10 +259,11 @@ def flatten(context: Context) -> dict[str, Any]:
     return flat
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")  # names of branches and tags move
 DERIVED = (
     "attentions", "sparse_backends", "native_sparse", "dense_on_sparse", "gpus_wanted_per_host", "gpu_shortage",
     "heads_remainder", "weights_gib_per_gpu", "weights_over_memory", "weights_over_static", "tp_over_dp_remainder",
-    "ep_is_tp",
+    "ep_is_tp", "revision_is_commit",
 )  # fmt: skip
 
 
@@ -307,6 +308,7 @@ def _derived(flat: Mapping[str, Any]) -> dict[str, Any]:
         "derived.weights_over_static": over_static,
         "derived.tp_over_dp_remainder": _remainder(tp, attention_dp),
         "derived.ep_is_tp": UNKNOWN if tp is UNKNOWN or ep is UNKNOWN else tp == ep,
+        "derived.revision_is_commit": bool(_COMMIT.fullmatch(str(flat.get("settings.revision") or ""))),
     }
 
 

@@ -14,14 +14,12 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from . import logtext, redact, startup, textscan
+from . import local_http, logtext, redact, startup, textscan
 
 TAIL = 40
 """Lines kept to show when a start fails."""
@@ -214,11 +212,8 @@ class Probe:
             self._thread.start()
 
     def _ask(self) -> None:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        request = urllib.request.Request(self._url, headers=dict(self._headers))  # noqa: S310
-        with contextlib.suppress(OSError, ValueError), opener.open(request, timeout=self._timeout) as answer:
-            answer.read(65536)
-            self.ready = self.ready or answer.status == 200
+        key = self._headers.get("Authorization", "").removeprefix("Bearer ")
+        self.ready = local_http.get(self._url, self._timeout, api_key=key) is not None or self.ready
 
 
 def step(

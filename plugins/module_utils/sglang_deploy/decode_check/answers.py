@@ -45,6 +45,11 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
+    def streamed(self) -> bool:
+        """Whether it came in chunks."""
+        return self.endpoint.endswith("(stream)")
+
+    @property
     def said(self) -> str:
         """Reasoning and text together."""
         return self.reasoning + self.text

@@ -83,6 +83,7 @@ class Server:
     url: `http://host:port` or `https://...`, with or without a path prefix, and without `/v1`.
     api_key: sent as a bearer token; it never appears in a verdict.
     ca_file: a PEM file to trust instead of the system's. verify: False accepts any certificate.
+    name: what the certificate must be for, where that is not the address that is asked.
     kind: `sglang`, `openai` (only /v1 endpoints are used) or `auto` (asked of the server).
     """
 
@@ -90,6 +91,7 @@ class Server:
     api_key: str | None = field(default=None, repr=False)
     verify: bool = True
     ca_file: str | None = None
+    name: str | None = None
     kind: str = "auto"
     limits: Limits = field(default_factory=Limits)
 
@@ -140,6 +142,18 @@ def parse_json(body: bytes, what: str) -> Any:
         return json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadAnswer(f"{what}: the answer is not JSON ({type(error).__name__}); it begins {body[:60]!r}") from None
+
+
+class _Named(http.client.HTTPSConnection):
+    """A connection whose certificate must be for a name that need not be the address."""
+
+    def __init__(self, host: str, port: int | None, timeout: float, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._tls, self._name = context, name
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
 
 
 class Client:
@@ -255,7 +269,7 @@ class Client:
 
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         if self._context is not None:
-            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout, context=self._context)
+            return _Named(self._host, self._port, timeout, self._context, self.server.name or self._host)
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
     def _headers(self, body: bytes | None) -> dict[str, str]:
