@@ -237,7 +237,7 @@ def load(root: Path, stacks: Mapping[str, Any] | None = None, profiles: Mapping[
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - a safe loader either way
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - a safe loader either way  # nosec B506
     except OSError as error:
         raise CatalogError([f"{path}: cannot be read ({error.strerror})"]) from error
     except yaml.YAMLError as error:

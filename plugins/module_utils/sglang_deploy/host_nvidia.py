@@ -22,7 +22,7 @@ def parse_gpus(text: str, capabilities: Sequence[str | None] = ()) -> tuple[tupl
     if start < 0:
         return (), None, None
     try:
-        log = ElementTree.fromstring(text[start:])  # noqa: S314 - the driver's own tool wrote it
+        log = ElementTree.fromstring(text[start:])  # noqa: S314 - the driver's own tool wrote it  # nosec B314
     except ElementTree.ParseError:
         return (), None, None
     gpus = log.findall("gpu")
