@@ -35,9 +35,10 @@ demo: lab ## deploy the real SGLang with a small model onto a container, prove t
 
 test: lint unit molecule ## all checks and tests
 
-lint: venv ## ansible-lint, yamllint, ruff, mypy, documentation in step
+lint: venv ## ansible-lint, yamllint, bandit, ruff, mypy, documentation in step
 	yamllint --strict .
 	ansible-lint --offline
+	bandit --quiet --severity-level=medium --recursive plugins bench docs
 	ruff check .
 	ruff format --check .
 	mypy plugins bench docs
@@ -51,7 +52,8 @@ slow: venv ## the unit tests that take minutes: real downloads, cut off, killed,
 molecule: venv ## scenarios on containers with the real server
 	molecule test --no-command-borders $(SCENARIOS:%=--scenario-name=%)
 
-faults: venv ## the long scenarios: deployments that fail, a controller that is killed, a host that boots, a model from a hub
+faults: venv ## every fault of docs/reliability.md, one after the other, and the long scenarios (hours on two cores)
+	cd tests && python -m faults.run
 	molecule test --no-command-borders $(FAULTS:%=--scenario-name=%)
 
 servers: venv ## the decode check against real servers on the CPU, healthy and broken (a release is built the first time)

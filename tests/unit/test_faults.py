@@ -9,7 +9,7 @@ import pytest
 from faults import host, report, run
 from faults.rows import Fault, load, parse
 
-GOOD = host.Seen(True, "i1", True, "a" * 64, "a" * 64, "a" * 64, False, [], False, 2)
+GOOD = host.Seen(True, "i1", True, "a" * 64, "a" * 64, "a" * 64, False, [], 2)
 
 
 def seen(**change: Any) -> host.Seen:
@@ -45,7 +45,6 @@ def test_a_row_that_means_nothing_is_refused(row: dict[str, Any]) -> None:
         ({"last_good": ""}, "differ"),
         ({"candidate": True}, "candidate"),
         ({"enabled": False}, "boot"),
-        ({"lock": True}, "lock"),
         ({"building": ["x"]}, "half-built"),
     ],
 )

@@ -87,8 +87,7 @@ def refusal(lease: Lease, busy: bool) -> str:
     ends = "when the step that runs on the host has ended" if busy else f"within {lease.seconds:.0f} seconds"
     return (
         f"{lease.holder.by} deploys to this host since {lease.since} (process {lease.holder.pid}), and one deployment would "
-        f"judge the other's server. Nothing was changed; run this again when that one has ended. If it was killed, it "
-        f"lets go {ends}."
+        f"judge the other's server. Run this again when that one has ended; if it was killed, it lets go {ends}."
     )
 
 
