@@ -28,6 +28,7 @@ from sglang_deploy.sweep import order, prune, space  # noqa: E402
 
 START = "start"
 RECORDED = ROOT / "bench" / "data" / "sweep_cpu.json"
+Speed = Callable[[space.Candidate], float | None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Landscape:
     """A space, and the true speed of each candidate; None where it does not run."""
 
     space: space.Space
-    speed: Callable[[space.Candidate], float | None]
+    speed: Speed
 
     def best(self) -> float:
         """The speed of the best combination."""

@@ -19,7 +19,7 @@ from sglang_deploy import lock
 class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no types
     """Calls the module with `holder` added. The parent of the process that runs a task is ansible-playbook itself.
 
-    Also the action of sglang_ledger and sglang_decode_check, by links.
+    Also the action of other modules that have the option `holder`, by links.
     """
 
     TRANSFERS_FILES = False

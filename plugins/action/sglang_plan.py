@@ -320,6 +320,9 @@ def _pin(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> tuple[str, pi
 
 TEXTS = ("stack", "profile", "model", "model_revision", "served_model_name", "host")
 MAPPINGS = ("stacks", "profiles")
+# They stand in the unit's file as they are, where a line break or a `%` would mean something else.
+PATHS = ("root", "config_root", "state_root", "cache_root")
+ACCOUNTS = ("user", "group")
 
 
 def _wrong_types(args: Mapping[str, Any]) -> list[str]:
@@ -327,15 +330,25 @@ def _wrong_types(args: Mapping[str, Any]) -> list[str]:
     problems = [
         f"- sglang_{name}: {args[name]!r} is no text; write it in quotes"
         for name in TEXTS
-        if not isinstance(args[name] or "", str)
+        if args.get(name) is not None and not isinstance(args[name], str)
     ]
     port = args["port"]
     if isinstance(port, bool) or not isinstance(port, int | str) or not re.fullmatch(r"[0-9]{1,5}", str(port)):
         problems.append(f"- sglang_port: {port!r} is no port; write a number from 1 to 65535")
     problems += [
+        f"- sglang_{name}: {args[name]!r} is not allowed: use an absolute path of letters, digits and ._+-"
+        for name in PATHS
+        if not re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", str(args.get(name) or "/x"))
+    ]
+    problems += [
+        f"- sglang_{name}: {args[name]!r} is not allowed: use small letters, digits, _ and -"
+        for name in ACCOUNTS
+        if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,30}", str(args.get(name) or "x"))
+    ]
+    problems += [
         f"- sglang_{name}: {args[name]!r} is no mapping of names to entries"
         for name in MAPPINGS
-        if not isinstance(args[name] or {}, Mapping)
+        if args.get(name) is not None and not isinstance(args[name], Mapping)
     ]
     return problems
 
@@ -380,7 +393,7 @@ def _tls(args: Mapping[str, Any]) -> dict[str, str]:
 def _tls_name(args: Mapping[str, Any]) -> str:
     """The name that the certificate must be for; a wildcard address is no name."""
     host = str(args["host"] or "")
-    return _tls(args)["name"] or ("" if host in ("", "0.0.0.0", "::") else host)  # noqa: S104 - compared only
+    return _tls(args)["name"] or ("" if host in ("", "0.0.0.0", "::") else host)  # noqa: S104 - compared only  # nosec B104
 
 
 def _with_keys(
@@ -440,4 +453,5 @@ def _cannot_run(lines: list[str]) -> str:
 
 def _words(value: object) -> list[str]:
     """A list of words; `-e sglang_allow=a,b` gives one text."""
-    return value.split(",") if isinstance(value, str) else [str(word) for word in value or ()]  # type: ignore[attr-defined]
+    words = value.split(",") if isinstance(value, str) else value or ()
+    return [str(word) for word in (words if isinstance(words, Iterable) else [words])]

@@ -29,6 +29,8 @@ LIMIT_S = 6 * 3600
 """Seconds after which a build is ended: a first one with CUDA kernels from source takes an hour at worst."""
 REPEAT_S = 60.0
 """Seconds of silence after which the last line is shown again, with its age."""
+GONE_S = 600.0
+"""Seconds to wait for the outcome of a build that does not run any more: what would have written it was killed, too."""
 BATCH_BYTES, BATCH_FILES = 256 * 2**20, 24
 """How much of a wheelhouse is sent before it is checked and put into place; an interrupted transfer loses no more."""
 OWN = frozenset({"wheelhouse_manifest", "received", "progress_file", "offset"})
@@ -137,7 +139,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if "ansible_job_id" not in started:
             return dict(started)
         job, began = started["ansible_job_id"], time.monotonic()
-        offset, last, shown, pause = 0, "", began, 1.0
+        offset, last, shown, alive, pause = 0, "", began, began, 1.0
         while True:
             time.sleep(pause)
             pause = min(pause + 1, 5)
@@ -151,10 +153,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if last and time.monotonic() - shown >= REPEAT_S:
                 self._say(f"{last} (still)", began)
                 shown = time.monotonic()
-            if not seen["alive"]:
-                ended = self._job(job, "status")
-                if ended.get("finished") or "ansible_job_id" not in ended:
-                    break
+            if seen["alive"]:
+                alive = time.monotonic()
+                continue
+            ended = self._job(job, "status")
+            if ended.get("finished") or "ansible_job_id" not in ended:
+                break
+            if time.monotonic() - alive > GONE_S:
+                ended = {"failed": True, "msg": f"The build was killed after `{last or 'nothing'}`. Run this again."}
+                break
         self._job(job, "cleanup")
         self._call({"path": said, "state": "absent"}, "ansible.legacy.file")
         ours = ("ansible_job_id", "started", "finished", "results_file", "stdout", "stdout_lines", "stderr", "stderr_lines")

@@ -170,7 +170,7 @@ def main() -> None:
         index = release_uv.Index.from_mapping(given["index"])
         module.no_log_values |= index.secrets()
         module.exit_json(changed=True, nvcc=wheels(given, index))
-    except (cuda.CudaError, release_host.ReleaseError, release_uv.UvError, ValueError) as error:
+    except (cuda.CudaError, release_host.ReleaseError, release_uv.UvError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
 
 

@@ -183,7 +183,7 @@ def main() -> None:
             module.exit_json(**prepared(module))
         simulated(module)
         module.exit_json(changed=False)
-    except (CudaError, cuda_key.KeyProblem) as error:
+    except (CudaError, cuda_key.KeyProblem, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
 
 

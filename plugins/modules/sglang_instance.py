@@ -150,6 +150,7 @@ def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None
                 instance.stage(name, deployment, directory, group, keys=keys)
     except OSError as error:
         left = "Nothing was restarted." if state == "candidate" else "What runs was left as it is; run it again."
+        lock.release(module.params["holder"])  # the deployment ends here
         module.fail_json(msg=f"Cannot write {error.filename}: {error.strerror}. {left}", **result)
     except subprocess.CalledProcessError as error:
         module.fail_json(msg=f"systemd did not read its units again: {error.stderr.decode(errors='replace')}", **result)

@@ -156,7 +156,7 @@ def main() -> None:
         found = look(module.params, not module.check_mode)
     except model_dir.ModelDirError as error:
         module.fail_json(msg=str(error), problems=list(error.problems))
-    except (hub.HubError, ValueError) as error:
+    except (hub.HubError, OSError, ValueError) as error:
         module.fail_json(msg=str(error), problems=[str(error)])
     module.exit_json(changed=False, model=dict(found.model), whole=found.whole, fetch_bytes=found.fetch_bytes)
 

@@ -417,7 +417,7 @@ def main() -> None:
     )
     try:
         STATES[module.params["state"]](module)
-    except (release.ReleaseError, release_uv.UvError, release_store.StoreError, ValueError) as error:
+    except (release.ReleaseError, release_uv.UvError, release_store.StoreError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
 
 

@@ -147,17 +147,19 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    found = look(module)
     try:
+        found = look(module)
         if given["holder"] and not (module.check_mode or found["settled"]):
             # What was seen without the lock may be what another deployment was about to change.
             with lock.taken(lock.Holder.of(given["holder"]), given["silence"], given["dead"], given["wait"]):
                 found = look(module)
     except lock.Held as error:
         held = {**error.lease.as_dict(), "busy": error.busy, "left": error.left}
-        module.exit_json(changed=False, held=held, msg=str(error))
+        module.exit_json(changed=False, held=held, msg=f"{error} Nothing was changed.")
     except lock.LockError as error:
         module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"The files of {given['deployment']['spec']['instance']} cannot be looked at: {error}")
     module.exit_json(**found)
 
 

@@ -67,9 +67,9 @@ def main() -> None:
     running = instance.running(name)
     deployment = instance.read(Path(module.params["config_root"]) / name)
     state = Path(module.params["state_root"]) / name
-    entries, unreadable = ledger.entries(state)
     spec = deployment.get("spec", {})
     try:
+        entries, unreadable = ledger.entries(state)
         edited = standing.edited(Path(module.params["config_root"]) / name, state, ledger.last_good(state))
     except OSError as error:
         module.fail_json(msg=f"The ledger of {name}: {error}")

@@ -114,7 +114,7 @@ def main() -> None:
         more = {**transport, **{name: str(value) for name, value in given["environment"].items()}}
         wanted = hub_fetch.Wanted(place, given["endpoint"], given["token"], given["python"], more)
         state = hub_fetch.step(wanted, given["state"], given["until"])
-    except (hub.HubError, model_dir.ModelDirError, ValueError) as error:
+    except (hub.HubError, model_dir.ModelDirError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=state["outcome"] == "done", state=state, outcome=state["outcome"])
 

@@ -23,6 +23,8 @@ LOADED = [
     (CLOSED.format("535.216.03"), Loaded("535.216.03", False)),
     (CLOSED.format("565.57.01"), Loaded("565.57.01", False)),
     (OPEN.replace("x86_64", "aarch64").format("575.57.08"), Loaded("575.57.08", True)),
+    ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  520.61.05  Thu Sep 29 05:30:25 UTC 2022", Loaded("520.61.05", False)),
+    ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.142  Release Build\n", Loaded("580.142", True)),
     ("", None),
     ("NVRM version: something else\n", None),
 ]
@@ -79,6 +81,8 @@ def test_packages_of_the_driver_are_told_from_others() -> None:
         ("linux-modules-nvidia-570-server-open-generic", False),
     ]
     assert Evidence(packages=found).libraries == "570.195.03"
+    older = driver.Package("libnvidia-compute-570", "1:570.86.15-1", held=False)
+    assert Evidence(packages=(older, *found)).libraries == "570.195.03", "versions are compared as numbers"
 
 
 @pytest.mark.parametrize(

@@ -247,25 +247,8 @@ def test_acs_that_cannot_be_read_is_told(box: Made) -> None:
     assert gather(QUESTION, box).pci[0].bridges == (Bridge("0000:00:01.1", None, readable=False),)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  520.61.05  Thu Sep 29 05:30:25 UTC 2022\n", ("520.61.05", False)),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.142  Release Build\n", ("580.142", True)),
-        ("GCC version:  gcc version 9.4.0\n", (None, None)),
-    ],
-)
-def test_versions_of_the_module(text: str, found: tuple[str | None, bool | None]) -> None:
-    assert host_nvidia.parse_module(text) == found
-
-
 def test_capabilities_follow_the_index() -> None:
     assert host_nvidia.parse_capabilities("1, 9.0\n0, 12.0\n2, [N/A]\n") == ["12.0", "9.0", None]
-
-
-def test_the_compilers_release() -> None:
-    assert host_nvidia.parse_nvcc(NVCC) == "12.8"
-    assert host_nvidia.parse_nvcc("command not found") is None
 
 
 def compiler(folder: Path) -> str:

@@ -156,15 +156,11 @@ def test_a_hub_that_is_ill_or_away(fake: FakeHub, files: dict[str, bytes], tmp_p
         away.listing(REPO, commit)
 
 
-def test_something_that_is_no_hub(fake: FakeHub, tmp_path: Path) -> None:
-    fake.repos[REPO] = {}
+@pytest.mark.parametrize("said", [b'{"hello": 1}', b"<html>Log in to the network</html>", b"[" * 100_000, b"\xff", b"3"])
+def test_something_that_is_no_hub(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(hub.Hub, "_get", lambda *_: said)
     with pytest.raises(hub.HubError, match="not as the Hugging Face hub does"):
-        _NoHub(fake.url).listing(REPO, "main")
-
-
-class _NoHub(hub.Hub):
-    def _get(self, path: str, repo: str, revision: str) -> bytes:
-        return b'{"hello": 1}'
+        hub.Hub("http://127.0.0.1:9").listing(REPO, "main")
 
 
 def test_the_token_goes_to_the_hub_alone(fake: FakeHub, files: dict[str, bytes], tmp_path: Path) -> None:
@@ -267,7 +263,8 @@ def test_progress_in_words() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for another user")
-def test_what_the_service_cannot_read_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_the_service_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_access, "HIDDEN", ())
     folder = make(Path("/var/tmp") / f"sglang-access-{os.getpid()}")
     try:
         assert model_access.problems(folder, "nobody") == []
@@ -282,10 +279,20 @@ def test_what_the_service_cannot_read_is_refused(tmp_path_factory: pytest.TempPa
         folder.rmdir()
 
 
-def test_a_home_directory_is_hidden_from_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_homes_and_temporary_folders_are_hidden_from_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"/home", "/root", "/tmp", "/var/tmp"} <= set(model_access.HIDDEN)
     folder = make(tmp_path / "m")
     monkeypatch.setattr(model_access, "HIDDEN", (str(tmp_path),))
     assert "ProtectHome" in model_access.problems(folder, "nobody")[0]
+
+
+def test_a_link_to_nowhere_in_a_model_and_a_cache_that_cannot_be_written_do_no_harm(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m")
+    (tmp_path / "file").touch()
+    assert hub_store.inspect_once(folder, tmp_path / "file" / "cache", keep=True)["architecture"]
+    (folder / "README.md").symlink_to(tmp_path / "none")
+    assert hub_store.inspect_once(folder, tmp_path / "cache", keep=True)["architecture"]
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_directory_is_read_once_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

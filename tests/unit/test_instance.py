@@ -36,6 +36,16 @@ def test_files_are_written_with_their_modes_and_the_second_time_nothing_changes(
     assert instance.read(folder) == DEPLOYMENT
 
 
+def test_the_service_enters_every_new_folder_whatever_roots_umask_is(tmp_path: Path, reloads: list[list[str]]) -> None:
+    before = os.umask(0o077)
+    try:
+        instance.stage("glm5", DEPLOYMENT, tmp_path / "glm5", GROUP, tmp_path / "run")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "glm5", tmp_path / "glm5" / "candidate"):
+        assert folder.stat().st_mode & 0o7777 == 0o755, folder
+
+
 def test_a_loosened_mode_is_a_change(tmp_path: Path) -> None:
     instance.write(DEPLOYMENT, tmp_path, GROUP)
     (tmp_path / "environment").chmod(0o644)
@@ -154,10 +164,16 @@ def test_the_host_reaches_its_server(host: str, url: str) -> None:
 def test_caches_belong_to_a_release_and_a_profile() -> None:
     def caches(release: str, profile: str) -> set[str]:
         found = instance.service_environment("/c", f"/r/{release}", release, profile, "/cuda")
-        return {value for name, value in found.items() if name not in ("HOME", "PATH")}
+        return {value for name, value in found.items() if name not in ("HF_HOME", "HOME", "PATH")}
 
     assert not caches("a", "p") & caches("b", "p")
     assert not caches("a", "p") & caches("a", "q")
+
+
+def test_a_model_that_the_server_fetched_outlives_releases_and_profiles() -> None:
+    found = instance.service_environment("/c", "/r/a", "a", "p", "")
+    assert found["HF_HOME"] == instance.service_environment("/c", "/r/b", "b", "q", "")["HF_HOME"]
+    assert not found["HF_HOME"].startswith("/c/a/")
 
 
 def test_the_services_path_holds_the_release_and_nvcc() -> None:
@@ -173,3 +189,4 @@ def test_a_unit_file_written_after_the_start_is_noticed(tmp_path: Path) -> None:
     assert instance._changed_since(str(unit), now - 60_000_000)
     assert not instance._changed_since(str(unit), now + 60_000_000)
     assert not instance._changed_since("", now)
+    assert instance._changed_since(str(tmp_path / "taken away"), now)

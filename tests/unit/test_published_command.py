@@ -95,10 +95,11 @@ def test_the_argument_list_is_the_published_one(published: tuple[list[tuple[str,
 def test_the_environment_holds_the_published_variables(published: tuple[list[tuple[str, ...]], dict[str, str]]) -> None:
     environment = published[1]
     assert {name: environment.get(name) for name in VARIABLES} == VARIABLES
-    # Nothing but these, the deployment's marker and what a login shell would have set: HOME, PATH and the kernel caches.
+    # Nothing but these, the deployment's marker and what a login shell would have set: HOME, PATH and the caches.
     others = set(environment) - set(VARIABLES)
     service = {"HOME", "PATH", "SGLANG_DEPLOYMENT", "PWD"}
-    assert {name for name in others if "CACHE" not in name and name not in service} == {"FLASHINFER_WORKSPACE_BASE"}
+    own = {name for name in others if "CACHE" not in name and name not in service}
+    assert own == {"FLASHINFER_WORKSPACE_BASE", "HF_HOME"}
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,6 +27,33 @@ def test_every_play_is_named_and_exists() -> None:
     internal = {"playbooks/deploy.yml", "playbooks/inventory.yml"}  # imported by others
     assert plays - internal <= named
     assert all((ROOT / name).is_file() for name in named)
+
+
+def tasks_in(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for entry in entries:
+        yield entry
+        for name in ("tasks", "block", "rescue", "always"):
+            yield from tasks_in(entry.get(name, []))
+
+
+def test_every_tag_of_the_readme_is_one_of_a_deployments() -> None:
+    tasks = tasks_in(yaml.safe_load((ROOT / "playbooks" / "deploy.yml").read_text(encoding="utf-8")))
+    tags = {tag for task in tasks for tag in task.get("tags", [])}
+    (told,) = re.findall(r"`--tags .*?\n\n", README, flags=re.DOTALL)
+    named = {word.removeprefix("--tags ") for word in re.findall(r"`([^`]+)`", told)} - {"--skip-tags"}
+    assert named == tags - {"always"}
+
+
+@pytest.mark.parametrize("folder", ["playbooks", "roles"])
+def test_a_tag_of_an_include_reaches_what_it_includes(folder: str) -> None:
+    """Without `apply`, --tags runs the include and silently skips everything in it."""
+    for path in (ROOT / folder).rglob("*.yml"):
+        if folder == "roles" and path.parent.name != "tasks":
+            continue
+        for task in tasks_in(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            included = task.get("ansible.builtin.include_role", task.get("ansible.builtin.include_tasks"))
+            if included is not None and "tags" in task:
+                assert isinstance(included, dict) and included["apply"]["tags"] == task["tags"], (path, task["name"])
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", README))))

@@ -191,6 +191,18 @@ def test_a_damaged_wheelhouse_is_refused_before_anything_is_built(made: Path, tm
     assert list((tmp_path / "root" / "releases").iterdir()) == []
 
 
+@pytest.mark.parametrize("content", [None, b"no zip", b"PK"])
+def test_a_damaged_uv_is_refused_before_it_is_run(tmp_path: Path, content: bytes | None) -> None:
+    name = "uv-1-py3-none-any.whl"
+    (tmp_path / "wheels").mkdir()
+    if content is not None:
+        (tmp_path / "wheels" / name).write_bytes(content)
+    manifest = {"uv": {"file": name}, "files": {name: {"sha256": "0" * 64, "bytes": 6}}}
+    with pytest.raises(release_wheelhouse.WheelhouseError, match=f"is not whole: wheels/{name}, its uv"):
+        release_wheelhouse.Wheelhouse(manifest, tmp_path).provide_uv(tmp_path / "uv")
+    assert not (tmp_path / "uv").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

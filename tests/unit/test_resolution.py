@@ -182,6 +182,8 @@ def test_the_services_own_folders_are_left_alone(tmp_path: Path) -> None:
     assert given["NCCL_DEBUG"] == "INFO"
     assert given["HF_HUB_OFFLINE"] == "1"
     assert given["HF_HOME"] == "/var/cache/s/home/.cache/huggingface"
+    fetched = {**asked, "HF_HOME": "/var/cache/s/huggingface"}  # a model that the server has fetched is found
+    assert resolution._environment(fetched, str(tmp_path))["HF_HOME"] == "/var/cache/s/huggingface"
     assert given["HOME"].startswith(str(tmp_path))
     assert given["TRITON_CACHE_DIR"].startswith(str(tmp_path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,6 +52,27 @@ def test_a_key_in_server_info_or_in_a_log_is_seen_and_not_repeated(monkeypatch: 
     assert outcome.ok is False
     assert outcome.summary == "/server_info tells a key; the log tells a key"
     assert "0123456789" not in json.dumps(outcome.evidence)
+
+
+@pytest.mark.parametrize(("log", "looked"), [("a line", ["/server_info", "the log"]), ("", ["/server_info"])])
+def test_what_could_not_be_read_is_not_said_to_be_clean(
+    monkeypatch: pytest.MonkeyPatch, log: str, looked: list[str]
+) -> None:
+    monkeypatch.setattr(secrets_check, "_lets_in", lambda *_: "")
+    monkeypatch.setattr(secrets_check, "unit_processes", lambda _: set())
+    monkeypatch.setattr(secrets_check, "_output", lambda command: "0a1b\n" if command[0] == "systemctl" else log)
+    outcome = secrets_check.judge(KEYS, Server("http://127.0.0.1:1"), {}, "u.service")
+    assert outcome.ok
+    assert outcome.evidence["looked"] == looked
+    assert ("the log" in outcome.summary) is bool(log)
+
+
+def test_the_processes_of_the_unit_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets_check, "unit_processes", lambda _: {os.getpid(), 2**22 + 1})
+    monkeypatch.setattr(secrets_check, "_output", lambda _: "")
+    places = dict(secrets_check._places("u.service"))
+    assert set(places) == {"the argument list of a process", "the environment of a process"}
+    assert "pytest" in places["the argument list of a process"]
 
 
 def test_nobody_at_the_address_is_a_problem() -> None:

@@ -138,6 +138,10 @@ def spec_of(port: int = 8000, chunk: str = "512") -> dict[str, Any]:
         "extra_args": [],
         "environment": {"A": {"value": "1"}},
         "hash": f"{port}{chunk}",
+        "url": f"http://127.0.0.1:{port}",
+        "profile": "p",
+        "command": ["/r/venv/bin/python"],
+        "argv": [],
     }
 
 

@@ -77,7 +77,7 @@ def repository(os_release: Mapping[str, str], architecture: str, url: str = "", 
     CudaError where NVIDIA has none for it, or none with a key that is known here.
     """
     name = os_release.get("ID", "") + os_release.get("VERSION_ID", "").replace(".", "")
-    if not url and (name not in _KEYS or architecture not in _FOLDERS) and not (fingerprint and url):
+    if not url and (name not in _KEYS or architecture not in _FOLDERS):
         raise CudaError(
             f"No repository of NVIDIA's is known for {name or 'this distribution'} on {architecture}; known are "
             f"{', '.join(_KEYS)} on {' and '.join(_FOLDERS)}. Set cuda_toolkit_repository and cuda_toolkit_key_fingerprint, "

@@ -66,8 +66,8 @@ class Evidence:
     @property
     def libraries(self) -> str | None:
         """The driver version of the installed user space."""
-        found = [package.version for package in self.packages if _LIBRARY.fullmatch(package.name)]
-        return driver_version(max(found)) if found else None
+        names = [package.version for package in self.packages if _LIBRARY.fullmatch(package.name)]
+        return max(filter(None, map(driver_version, names)), key=_numbers, default=None)
 
 
 @dataclass(frozen=True)

@@ -91,12 +91,16 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         self._keys = keys
+        self._looking = False
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> Any:
-        if name != "starlette.applications":
+        if name != "starlette.applications" or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._looking = True  # the others are asked; taking this one away would leave a second look unguarded
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module

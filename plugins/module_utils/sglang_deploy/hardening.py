@@ -48,6 +48,8 @@ DIRECTIVES: Mapping[str, str | tuple[str, ...]] = {
     "SystemCallFilter": ("@system-service @pkey", "~@privileged @obsolete"),
     "UMask": "0077",
 }
+UNSEEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  # nosec B108
+"""Folders whose content is not there for the service: ProtectHome, PrivateTmp."""
 
 
 class HardeningError(ValueError):

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import host_nvidia, host_pci, host_ports, release_host
+from . import cuda, driver, host_nvidia, host_pci, host_ports, release_host
 from .host_evidence import Disk, Driver, Evidence, Gpu, Limits, Memory, PythonFound, Topology
 from .host_probe import LIMIT_S, NVIDIA_LIMIT_S, Machine, find_nvcc
 
@@ -76,7 +76,7 @@ def gather(question: Question, machine: Machine | None = None) -> Evidence:
         found = {name: future.result() for name, future in asked.items()}
     gpus, version, cuda, error = found["gpus"]
     init, state = found["systemd"]
-    driver: Driver = found["driver"]
+    told: Driver = found["driver"]
     unattended, left = found["upgrades"]
     return Evidence(
         init=init,
@@ -89,7 +89,7 @@ def gather(question: Question, machine: Machine | None = None) -> Evidence:
         numa_nodes=sum(bool(re.fullmatch(r"node\d+", name)) for name in host.names("/sys/devices/system/node")) or None,
         gpus=gpus,
         pci=host_pci.gpus(host),
-        driver=replace(driver, loaded=driver.loaded or version, cuda=cuda, error=error, silent=error == _SILENT),
+        driver=replace(told, loaded=told.loaded or version, cuda=cuda, error=error, silent=error == _SILENT),
         topology=Topology(found["paths"], found["read"], found["write"]),
         nvcc=found["nvcc"],
         memory=_memory(host),
@@ -136,7 +136,7 @@ def _holders(gpu: Gpu, own: set[int]) -> tuple[Any, ...]:
 
 
 def _driver(host: Machine) -> Driver:
-    loaded, is_open = host_nvidia.parse_module(host.read("/proc/driver/nvidia/version"))
+    loaded = driver.parse_loaded(host.read("/proc/driver/nvidia/version"))
     hmm_off = host.word("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm")
     libraries = [name for folder in _LIBRARIES for name in host.names(folder)]
     versions = [found[1] for name in libraries if (found := re.fullmatch(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)", name))]
@@ -152,8 +152,8 @@ def _driver(host: Machine) -> Driver:
                 packages[name] = version
                 held += [name] if status.startswith("hold ") else []
     return Driver(
-        loaded=loaded,
-        open=is_open,
+        loaded=loaded.version if loaded else None,
+        open=loaded.open if loaded else None,
         library=versions[0] if versions else None,
         nouveau=host.path("/sys/module/nouveau").exists(),
         hmm_off={"Y": True, "N": False}.get(hmm_off or ""),
@@ -174,7 +174,8 @@ def _systemd(host: Machine) -> tuple[str, str]:
 
 def _nvcc(host: Machine, cuda_home: str | None) -> str | None:
     compiler = find_nvcc(cuda_home, os.environ)
-    return host_nvidia.parse_nvcc(host.run([compiler, "--version"])) if compiler else None
+    found = cuda.parse_version(host.run([compiler, "--version"])) if compiler else None
+    return found[0] if found else None
 
 
 def _pythons(asked: str | None) -> list[PythonFound]:

@@ -93,23 +93,10 @@ def parse_matrix(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(row[: len(gpus)]) for row in gpus)
 
 
-def parse_module(text: str) -> tuple[str | None, bool | None]:
-    """Version of the loaded module in /proc/driver/nvidia/version, and whether it is the open one."""
-    line = next((line for line in text.splitlines() if line.startswith("NVRM version:")), "")
-    found = re.search(r"\s(\d+(?:\.\d+)+)\s", f"{line} ")
-    return (found[1], "Open Kernel Module" in line) if found else (None, None)
-
-
 def parse_registry(text: str) -> str:
     """The value of RegistryDwords in /proc/driver/nvidia/params."""
     found = re.search(r'(?m)^RegistryDwords:\s*"([^"]*)"', text)
     return found[1] if found else ""
-
-
-def parse_nvcc(text: str) -> str | None:
-    """The release in the answer of `nvcc --version`, such as "12.8"."""
-    found = re.search(r"\brelease (\d+\.\d+)", text)
-    return found[1] if found else None
 
 
 def _version(text: Any) -> str | None:

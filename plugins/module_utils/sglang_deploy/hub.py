@@ -9,7 +9,6 @@ Standard library only; runs on the managed host, and its names on the controller
 from __future__ import annotations
 
 import http.client
-import json
 import re
 import time
 import urllib.error
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from .jsonfile import parse
 from .release_uv import Index
 
 ENDPOINT = "https://huggingface.co"
@@ -159,8 +159,9 @@ class Hub:
     def listing(self, repo: str, revision: str) -> Listing:
         """The files of a revision; a branch or tag is resolved to its commit."""
         at = urllib.parse.quote(revision or "main", safe="")
-        data = json.loads(self._get(f"/api/models/{repo}/revision/{at}?blobs=true", repo, revision))
+        content = self._get(f"/api/models/{repo}/revision/{at}?blobs=true", repo, revision)
         try:
+            data = parse(content.decode("utf-8", errors="replace"))
             return Listing(repo, str(data["sha"]), tuple(_remote(entry) for entry in data["siblings"]))
         except (KeyError, TypeError, ValueError) as error:
             raise HubError(

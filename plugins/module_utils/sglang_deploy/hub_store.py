@@ -7,6 +7,7 @@ are not read again for every deployment: a file with the size and time of the re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -18,7 +19,6 @@ from typing import Any
 from . import model_dir
 from .hub import Hub, HubError, Listing, Remote, listing_of, repo_folder
 
-GIB = 2**30
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".onnx", ".onnx_data", ".h5", ".msgpack", ".ot")
 _PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".mp4", ".pdf")
 
@@ -118,8 +118,10 @@ def is_whole(place: Place, receipt: Mapping[str, Any]) -> bool:
 def inspect_once(folder: Path, cache: Path, *, keep: bool) -> dict[str, Any]:
     """`model_dir.inspect` as plain data, kept in `cache` (where `keep`) as long as no file's size or time changes.
 
-    The headers of GLM-5 hold 230 000 tensors, two seconds to read. ModelDirError as there; never kept.
+    The headers of GLM-5 hold 230 000 tensors, two seconds to read. ModelDirError as there; never kept. A folder that has a
+    link to nowhere is read each time, and so is everything where the cache cannot be written.
     """
+    kept: Path | None = None
     try:
         seen = sorted((path.name, *_stamp(path)) for path in folder.iterdir())
         key = hashlib.sha256(json.dumps([str(folder), seen]).encode()).hexdigest()[:24]
@@ -128,9 +130,10 @@ def inspect_once(folder: Path, cache: Path, *, keep: bool) -> dict[str, Any]:
         return found
     except (OSError, ValueError):
         found = model_dir.inspect(folder).as_dict()
-    if keep:
-        cache.mkdir(parents=True, exist_ok=True)
-        write(kept, found)
+    if keep and kept:
+        with contextlib.suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            write(kept, found)
     return found
 
 

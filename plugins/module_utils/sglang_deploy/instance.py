@@ -60,14 +60,15 @@ def unit_name(instance: str) -> str:
 
 def local_url(host: str, port: int, scheme: str = "http") -> str:
     """Where a server that binds to `host` answers on its own host: a wildcard address answers on loopback."""
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to  # nosec B104
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
 def service_environment(cache_root: str, release_path: str, release: str, profile: str, cuda_home: str) -> dict[str, str]:
-    """What a login shell would have set and a unit inherits from nobody: HOME, PATH and the kernel caches.
+    """What a login shell would have set and a unit inherits from nobody: HOME, PATH and the caches.
 
-    The caches belong to one release and profile: a kernel compiled before a fix would keep the fault alive.
+    Kernel caches belong to one release and profile: a kernel compiled before a fix would keep the fault alive. A model that
+    the server downloads by itself belongs to none of them, and outlives them.
     Names: FlashInfer, DeepGEMM, Triton, torch and CUDA, as their own documentation gives them.
     """
     cache = f"{cache_root}/{release}/{profile}"
@@ -78,6 +79,7 @@ def service_environment(cache_root: str, release_path: str, release: str, profil
     return {
         "HOME": f"{cache}/home",
         "PATH": ":".join(path),
+        "HF_HOME": f"{cache_root}/huggingface",
         "XDG_CACHE_HOME": f"{cache}/xdg",
         "CUDA_CACHE_PATH": f"{cache}/cuda",
         "FLASHINFER_WORKSPACE_BASE": f"{cache}/flashinfer",
@@ -122,9 +124,9 @@ def write(
         texts = [_without_keys(before), _without_keys(text)] if name == secrets.FILE else [before, text]
         diff.append({"before": texts[0], "after": texts[1], "before_header": str(path), "after_header": str(path)})
         if apply:
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True)
-                path.parent.chmod(0o755)  # whatever root's umask is, the service reads what lies there
+            for folder in reversed([one for one in path.parents if not one.exists()]):
+                folder.mkdir()
+                folder.chmod(0o755)  # whatever root's umask is, the service reads what lies there
             replace(path, text, mode, group)
     if not named and (directory / secrets.FILE).exists():
         path = directory / secrets.FILE
@@ -138,7 +140,7 @@ def write(
 def _without_keys(text: str) -> str:
     """What a difference may show of the keys' file: which keys, and the id that changes with them."""
     found = secrets.parse(text)
-    return secrets.Secrets(dict.fromkeys(found.values, secrets.HIDDEN), found.id).text() if found else ""
+    return secrets.Secrets(dict.fromkeys(found.values, guard.HIDDEN), found.id).text() if found else ""
 
 
 def stage(
@@ -330,7 +332,10 @@ def _changed_since(path: str, start: int) -> bool:
     if not path or not start:
         return False
     age = time.clock_gettime(time.CLOCK_MONOTONIC) - start / 1e6
-    return Path(path).stat().st_mtime > time.time() - age
+    try:
+        return Path(path).stat().st_mtime > time.time() - age
+    except OSError:  # it was taken away: what runs is not what the next start would run
+        return True
 
 
 def _null_separated(path: Path) -> tuple[str, ...]:

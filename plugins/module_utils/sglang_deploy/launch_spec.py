@@ -268,10 +268,11 @@ def _extra_args(
     def refuse(reason: str, fix: str) -> None:
         problems.append(Problem("extra_args", "extra_args", reason, fix))
 
-    if isinstance(request.extra_args, str) or not all(isinstance(word, (str, int, float)) for word in request.extra_args):
+    listed = request.extra_args
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(word, (str, int, float)) for word in listed):
         refuse("it is not a list of words", 'write a list: ["--option", "value"]')
         return ()
-    words = tuple(text_of(word) for word in request.extra_args)
+    words = tuple(text_of(word) for word in listed)
     for word in words:
         if problem := text_problem(word):
             refuse(f"{word!r}: {problem}", "correct the value")

@@ -11,8 +11,9 @@ import pwd
 from collections.abc import Sequence
 from pathlib import Path
 
-# The unit has ProtectHome=true: whatever lies there does not exist for the server.
-HIDDEN = ("/home", "/root", "/run/user")
+from .hardening import UNSEEN
+
+HIDDEN = UNSEEN
 _NOBODY = 65534
 _SHOWN = 5
 
@@ -55,7 +56,8 @@ def problems(folder: Path, user: str) -> list[str]:
     hidden = sorted({home for path in real for home in HIDDEN if path.is_relative_to(home)})
     if hidden:
         return [
-            f"It lies under {', '.join(hidden)}, which the service does not see (ProtectHome). Move it, to /srv/models say."
+            f"It lies under {', '.join(hidden)}, which the service does not see (ProtectHome, PrivateTmp). Move it, to "
+            "/srv/models say."
         ]
     closed = unreadable(files, user)
     if not closed:

@@ -85,9 +85,15 @@ class Wheelhouse:
     def provide_uv(self, folder: Path) -> str:
         """The wheelhouse's own uv, unpacked under ``folder``; its path. Needs neither pip nor a network."""
         target = folder / "bin" / "uv"
-        wheel = self.folder / "wheels" / str(self.manifest["uv"]["file"])
         if target.is_file():
             return str(target)
+        name = str(self.manifest["uv"]["file"])
+        wheel, entry = self.folder / "wheels" / name, self.manifest["files"].get(name)
+        if entry is None or not _right(wheel, entry["sha256"], entry["bytes"], content=True):
+            raise WheelhouseError(
+                f"The wheelhouse {self.folder} is not whole: wheels/{name}, its uv, is missing or not the file that it was "
+                "made with. Copy it again, or make it anew with playbooks/wheelhouse.yml."
+            )
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if re.fullmatch(r"uv-[^/]+\.data/scripts/uv", name)]
             if not names:

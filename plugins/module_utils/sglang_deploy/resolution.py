@@ -27,7 +27,7 @@ TIMEOUT_S = 300.0
 MEMORY_BYTES = 8 * 2**30
 _POLL_S = 0.2
 # Folders that the service alone may write to: what another user left in them would be in its way.
-_CACHES = frozenset(service_environment("", "", "", "", "")) - {"PATH"}
+_CACHES = frozenset(service_environment("", "", "", "", "")) - {"PATH", "HF_HOME"}
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def load(path: Path, settings: Collection[str] | None = None) -> tuple[Rule, ...
     Raises:
         RuleError: unknown field, test or severity, a rule without reason or source, an id given twice.
     """
-    data = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 - a safe loader either way
+    data = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 - a safe loader either way  # nosec B506
     if not isinstance(data, dict) or set(data) != {"rules"} or not isinstance(data["rules"], list):
         raise RuleError(f"{path}: the file holds one key, `rules`, with a list")
     rules: list[Rule] = []

@@ -24,7 +24,6 @@ FILE_VARIABLE = "SGLANG_SECRETS_FILE"
 KEYS = {"api_key": "api-key", "admin_api_key": "admin-api-key"}
 """What can be set, and the option of SGLang that it becomes. Both are plain options in every release since 0.5.8."""
 MINIMUM = 16
-HIDDEN = "[removed]"
 _LINE = re.compile(r'(api-key|admin-api-key): (".*")')
 _ID = re.compile(r"# id: ([0-9a-f]{16})")
 _SECRET_VARIABLE = re.compile(

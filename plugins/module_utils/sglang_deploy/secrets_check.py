@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .decode_check import Outcome, Server
 from .decode_check.client import Client, Deadline, Refused, RequestFailed
+from .host_ports import unit_processes
 from .secrets import Secrets
 
 SECONDS = 30.0
@@ -31,8 +32,9 @@ def judge(keys: Secrets, server: Server, info: Mapping[str, Any], unit: str | No
     names = " and ".join(keys.values)
     if problems:
         return Outcome(False, "; ".join(problems), {"problems": problems})
-    looked = ", the log, arguments and environments" if places else ""
-    return Outcome(True, f"{names}: asked for, and not in /server_info{looked}", {"keys": list(keys.values)})
+    looked = list(dict.fromkeys(["/server_info", *(name for name, _ in places)]))
+    evidence = {"keys": list(keys.values), "looked": looked}
+    return Outcome(True, f"{names}: asked for, and not in {', '.join(looked)}", evidence)
 
 
 def found(keys: Secrets, text: str) -> bool:
@@ -54,25 +56,20 @@ def _lets_in(server: Server, key: str | None) -> str:
 
 
 def _places(unit: str) -> list[tuple[str, str]]:
-    """Texts of a unit's present start that others may read: its log, its processes' arguments and environments."""
-    shown = _output(["systemctl", "show", "--property=InvocationID,ControlGroup", "--", unit])
-    values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    log = _output(["journalctl", "--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={values.get('InvocationID', '')}"])
-    found = [("the log", log)]
-    for pid in _pids(values.get("ControlGroup", "")):
+    """Texts of a unit's present start that others may read: its log, its processes' arguments and environments.
+
+    What cannot be read is left out, so that nobody takes it for looked at.
+    """
+    invocation = _output(["systemctl", "show", "--property=InvocationID", "--value", "--", unit]).strip()
+    log = _output(["journalctl", "--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]) if invocation else ""
+    found = [("the log", log)] if log else []
+    for pid in sorted(unit_processes(unit)):
         for part, name in (("cmdline", "the argument list"), ("environ", "the environment")):
             try:
                 found.append((f"{name} of a process", Path(f"/proc/{pid}/{part}").read_bytes().decode(errors="replace")))
             except OSError:  # it ended meanwhile
                 continue
     return found
-
-
-def _pids(group: str) -> Iterable[str]:
-    try:
-        return (Path("/sys/fs/cgroup") / group.lstrip("/") / "cgroup.procs").read_text().split()
-    except OSError:
-        return ()
 
 
 def _output(command: list[str]) -> str:

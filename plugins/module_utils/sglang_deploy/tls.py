@@ -14,9 +14,11 @@ from datetime import datetime, timezone
 from ipaddress import ip_address
 from pathlib import Path
 
+from .hardening import UNSEEN
+
 SOON_DAYS = 14
-HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp", "/etc/sglang")  # noqa: S108
-"""What the unit does not see: ProtectHome, PrivateTmp, other instances."""
+HIDDEN = (*UNSEEN, "/etc/sglang")
+"""What the unit does not see, with other instances' files."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def examine(certificate: Path, key: Path, name: str, group: int, now: datetime |
 
 def _unreadable(path: Path, group: int) -> str:
     """Why the service cannot read a file, by the modes of the file and of the folders above it; empty if it can."""
-    if any(path.is_relative_to(folder) for folder in HIDDEN):
+    if any(one.is_relative_to(folder) for one in (path, path.resolve()) for folder in HIDDEN):
         return f"{path}: the service does not see what lies there: put the file elsewhere, such as /etc/ssl/sglang"
     try:
         for folder in reversed(path.resolve().parents):
