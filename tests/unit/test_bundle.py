@@ -47,7 +47,7 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
     (tmp_path / "r" / "receipt.json").write_text('{"versions": {"torch": "2.9.1"}}')
     verdict = {"ok": False, "answer": {"question": "tell me of my divorce", "text": "my divorce"}}
     (state / "glm5" / "verdicts" / "v.json").write_text(json.dumps(verdict))
-    line = {"by": "annabel", "ok": False, "verdict": "verdicts/v.json"}
+    line = {"by": "annabel", "ok": False, "spec": "a" * 64, "verdict": "verdicts/v.json"}
     (state / "glm5" / "ledger.jsonl").write_text(json.dumps(line) + "\n{")
     return config, state
 
