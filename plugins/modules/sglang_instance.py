@@ -133,7 +133,10 @@ def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None
     }
     try:
         if state == "discarded":
-            module.exit_json(changed=not module.check_mode and instance.discard(name, directory), **result)
+            changed = not module.check_mode and instance.discard(name, directory)
+            if not module.check_mode:
+                lock.release(module.params["holder"])  # what was to be deployed is given up
+            module.exit_json(changed=changed, **result)
         if given is None:
             module.exit_json(changed=False, **result)
         result["current"] = instance.runs(running, deployment)
