@@ -299,17 +299,18 @@ def _spellings(entries: object, key: str) -> object:
     return [[entry, *follows] if isinstance(entry, str) else entry for entry in entries]
 
 
-def _settings_problems(settings: Mapping[str, Any], where: str, options: OptionMap) -> list[str]:
+def settings_problems(settings: Mapping[str, Any], where: str, options: OptionMap) -> list[str]:
+    """What is wrong with settings by their logical names and choices; `where` says where they stand."""
     problems = []
     for name, value in settings.items():
         setting = options.get(name)
         if setting is None:
-            problems.append(f"{where}, settings: unknown setting {name!r}; {suggest(name, options.names)}")
+            problems.append(f"{where}: unknown setting {name!r}; {suggest(name, options.names)}")
         elif value is not None:
             try:
                 setting.normalise(value)
             except SettingError as error:
-                problems.append(f"{where}, settings, {name}: {error}")
+                problems.append(f"{where}, {name}: {error}")
     return problems
 
 
@@ -331,7 +332,7 @@ def _range_problem(text: str | None, where: str) -> list[str]:
 
 def _stack_problems(stack: Stack, where: str, options: OptionMap, root: Path) -> list[str]:
     problems = [
-        *_settings_problems(stack.settings, where, options),
+        *settings_problems(stack.settings, f"{where}, settings", options),
         *_environment_problems(stack.environment, where),
         *_range_problem(stack.python, f"{where}, python"),
         *_range_problem(stack.driver, f"{where}, driver"),
@@ -353,7 +354,7 @@ def _stack_problems(stack: Stack, where: str, options: OptionMap, root: Path) ->
 
 def _profile_problems(profile: Profile, where: str, options: OptionMap) -> list[str]:
     problems = [
-        *_settings_problems(profile.settings, where, options),
+        *settings_problems(profile.settings, f"{where}, settings", options),
         *_environment_problems(profile.environment, where),
         *_range_problem(profile.fits.sglang, f"{where}, for, sglang"),
     ]

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from ..catalog import Catalog, Evidence
-from ..dialect import SettingError, text_of
+from ..catalog import Catalog, Evidence, settings_problems
+from ..dialect import text_of
 from ..fields import FieldError, build
 from ..names import environment_name_problem, suggest, text_problem
 
@@ -195,13 +195,13 @@ def _dimension(name: str, values: Any, catalog: Catalog) -> tuple[Dimension, lis
         for label, settings in values.items():
             if isinstance(settings, Mapping):
                 settings = {str(each): value for each, value in settings.items()}
-                problems.extend(_setting_problems(settings, f"{where}, {label}", catalog))
+                problems.extend(settings_problems(settings, f"{where}, {label}", catalog.options))
                 found.append(Value(str(label), settings=settings))
             else:
                 problems.append(f"{where}, {label}: should be a mapping of settings that change together")
     else:
         for value in values if isinstance(values, list) else []:
-            problems.extend(_setting_problems({name: value}, where, catalog))
+            problems.extend(settings_problems({name: value}, where, catalog.options))
             found.append(Value(UNSET if value is None else text_of(value), settings={name: value}))
     if not found:
         problems.append(f"{where}: should be a list of values, or a mapping of labels to settings that change together")
@@ -211,20 +211,6 @@ def _dimension(name: str, values: Any, catalog: Catalog) -> tuple[Dimension, lis
     )
     problems.extend(f"{where}: {each!r} may not contain ' + '" for each in labels if " + " in each)
     return Dimension(name, tuple(found)), problems
-
-
-def _setting_problems(settings: Mapping[str, Any], where: str, catalog: Catalog) -> list[str]:
-    problems = []
-    for name, value in settings.items():
-        setting = catalog.options.get(name)
-        if setting is None:
-            problems.append(f"{where}: unknown setting {name!r}; {suggest(name, catalog.options.names)}")
-        elif value is not None:
-            try:
-                setting.normalise(value)
-            except SettingError as error:
-                problems.append(f"{where}: {error}")
-    return problems
 
 
 def _environment_text(value: Any) -> str:
