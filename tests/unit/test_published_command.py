@@ -61,7 +61,7 @@ def render(folder: Path, **variables: object) -> tuple[list[tuple[str, ...]], di
     )
     assert played.returncode == 0, played.stdout
     launch = folder / "etc" / "glm5" / "launch"
-    words = _shell(["sh", str(ROOT / "molecule" / "shared" / "files" / "launch_arguments.sh"), str(launch)]).splitlines()
+    words = _shell(["sh", str(ROOT / "molecule" / "common" / "files" / "launch_arguments.sh"), str(launch)]).splitlines()
     assert words[1:3] == ["-m", "sglang.launch_server"]
     script = f"set -a; . {shlex.quote(str(launch.with_name('environment')))}; env -0"
     pairs = _shell(["env", "-i", "sh", "-c", script]).split("\0")
