@@ -62,6 +62,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     model_facts, host_facts: results of the modules sglang_model_dir and sglang_host_check, {} where they did not run.
     toolkit: how the CUDA toolkit gets onto the host (cuda_toolkit_install); `wheels` has a CUDA_HOME of its own.
     keys: the instance's keys by name; they end here and on the host, and are in nothing that is returned.
+    credentials: whether systemd hands the keys over (LoadCredential).
     tls: certificate, key, name and ca of HTTPS, all paths on the host, empty for HTTP.
     pin: folder with the results of sweeps; a pin in it is laid over everything else. Empty reads none.
     show: ask the release itself, show the plan and write it to .cache/plan/HOST-INSTANCE.json.
@@ -282,7 +283,7 @@ def request(
     environment = _layers(args["environment"], "sglang_environment")
     layers += _tls_layers(args, spoken)
     if keys:
-        _with_keys(f"{args['config_root']}/{args['instance']}", f"sglang_{keys[0]}", identity, layers, environment)
+        _with_keys(args, f"sglang_{keys[0]}", identity, layers, environment)
     service = instance.service_environment(
         cache_root=args["cache_root"],
         release_path=release.get("path", f"{args['root']}/releases/{args['stack']}"),
@@ -397,15 +398,21 @@ def _tls_name(args: Mapping[str, Any]) -> str:
 
 
 def _with_keys(
-    directory: str, source: str, identity: str, layers: list[launch_spec.Layer], environment: list[launch_spec.Layer]
+    args: Mapping[str, Any],
+    source: str,
+    identity: str,
+    layers: list[launch_spec.Layer],
+    environment: list[launch_spec.Layer],
 ) -> None:
-    """Let the server read its keys from the instance's folder, and keep them to itself."""
+    """Let the server read its keys from the instance's folder or from systemd, and keep them to itself."""
+    directory = f"{args['config_root']}/{args['instance']}"
+    file = secrets.path(directory, instance.unit_name(args["instance"]) if args.get("credentials") else "")
     if taken := [origin for origin, entries in layers if isinstance(entries, Mapping) and entries.get("config_file")]:
         problem = f"{source}: SGLang reads one --config, and the keys need it; take config_file out (from {taken[0]})"
         raise AnsibleActionFail(_cannot_run([f"- {problem}"]))
-    layers.append((source, {"config_file": f"{directory}/{secrets.FILE}"}))
+    layers.append((source, {"config_file": file}))
     paths = [given["PYTHONPATH"] for _, given in environment if isinstance(given, Mapping) and "PYTHONPATH" in given]
-    environment.append((source, secrets.environment(directory, identity, str(paths[-1] or "") if paths else "")))
+    environment.append((source, secrets.environment(directory, identity, file, str(paths[-1] or "") if paths else "")))
 
 
 def _layers(entries: object, variable: str) -> list[launch_spec.Layer]:

@@ -22,7 +22,7 @@ def guarded(tmp_path: Path, program: str, keys: str | None = None) -> subprocess
     folder.mkdir()
     shutil.copy(guard.__file__, folder / "sitecustomize.py")
     (tmp_path / secrets.FILE).write_text(KEYS.text() if keys is None else keys)
-    environment = {**os.environ, **secrets.environment(str(tmp_path), KEYS.id)}
+    environment = {**os.environ, **secrets.environment(str(tmp_path), KEYS.id, secrets.path(str(tmp_path)))}
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
 
 

@@ -199,6 +199,7 @@ def test_the_arguments_of_the_task_are_variables_of_the_role() -> None:
         "model_source",
         "model_root",
         "keys",
+        "credentials",
         "tls",
         "group",
         "ref",

@@ -17,6 +17,7 @@ from sglang_deploy import instance, launch_spec, secrets
 
 KEY, ADMIN = "sk-0123456789./+abc=~", "adm-0123456789abcdef"
 GROUP = os.getegid()
+FILE = secrets.path("/etc/sglang/glm5")
 USABLE = st.from_regex(r"[A-Za-z0-9._~+/=][A-Za-z0-9._~+/=-]{15,80}", fullmatch=True)
 rooted = pytest.mark.skipif(os.geteuid() != 0, reason="files of an instance belong to root")
 
@@ -103,10 +104,10 @@ def test_other_variables_do(name: str) -> None:
 
 
 def test_the_guard_comes_first_and_programs_without_keys_run_without_it() -> None:
-    made = secrets.environment("/etc/sglang/glm5", "0123456789abcdef", "/opt/mine:/opt/other")
+    made = secrets.environment("/etc/sglang/glm5", "0123456789abcdef", FILE, "/opt/mine:/opt/other")
     assert made["PYTHONPATH"] == "/etc/sglang/glm5/guard:/opt/mine:/opt/other"
     assert secrets.unguarded({**made, "A": "1"}, "/etc/sglang/glm5") == {"A": "1", "PYTHONPATH": "/opt/mine:/opt/other"}
-    assert secrets.unguarded(secrets.environment("/etc/sglang/glm5", "x"), "/etc/sglang/glm5") == {}
+    assert secrets.unguarded(secrets.environment("/etc/sglang/glm5", "x", FILE), "/etc/sglang/glm5") == {}
     assert secrets.unguarded({"PYTHONPATH": "/opt/mine"}, "/etc/sglang/glm5") == {"PYTHONPATH": "/opt/mine"}
 
 
@@ -130,6 +131,26 @@ def test_the_file_of_the_keys_is_for_the_group_alone_and_no_difference_shows_the
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != secrets.FILE:
             assert not re.search(f"{re.escape(KEY)}|{ADMIN}", path.read_text())
+
+
+@rooted
+def test_keys_that_systemd_hands_over_are_roots_alone_and_a_candidate_brings_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance.os, "fchown", lambda *_: None)
+    folder, units = tmp_path / "glm5", tmp_path / "units"
+    keys = secrets.Secrets({"api_key": KEY}, "0" * 16)
+    handed = deployment(True)
+    file = {"value": secrets.path("", "sglang@glm5.service"), "source": "sglang_credentials"}
+    handed["spec"]["environment"][secrets.FILE_VARIABLE] = file  # type: ignore[index]
+    instance.write(handed, folder, 0, keys=keys)
+    assert stat.S_IMODE((folder / secrets.FILE).stat().st_mode) == 0o600
+    assert not instance.write(handed, folder, 0, keys=keys).changed
+    instance.stage("glm5", handed, folder, 0, units)
+    settings = (units / "sglang@glm5.service.d" / "candidate.conf").read_text().splitlines()
+    assert settings[-2:] == ["LoadCredential=", f"LoadCredential=secrets.yaml:{folder}/candidate/secrets.yaml"]
+    instance.stage("glm5", deployment(True), folder, 0, units)
+    assert "LoadCredential" not in (units / "sglang@glm5.service.d" / "candidate.conf").read_text()
 
 
 @rooted

@@ -50,6 +50,15 @@ def test_with_keys_the_server_reads_the_file_and_nothing_that_comes_back_holds_o
     assert spec["environment"]["PYTHONPATH"]["value"] == "/etc/sglang/glm5/guard"
 
 
+def test_systemd_may_hand_the_keys_over() -> None:
+    result, _ = run({"sglang_secrets": {"id": "0123456789abcdef"}}, keys={"api_key": KEY}, credentials=True, show=True)
+    spec = result["deployment"]["spec"]
+    file = "/run/credentials/sglang@glm5.service/secrets.yaml"
+    assert spec["argv"][spec["argv"].index("--config") + 1] == file
+    assert secrets.by_credential(spec["environment"])
+    assert spec["environment"]["PYTHONPATH"]["value"] == "/etc/sglang/glm5/guard"
+
+
 def test_other_keys_are_another_deployment_and_the_same_keys_the_same() -> None:
     def hashed(identity: str) -> str:
         result, _ = run({"sglang_secrets": {"id": identity}}, keys={"api_key": KEY}, show=True)
@@ -103,7 +112,7 @@ def test_the_release_is_asked_without_what_the_keys_added() -> None:
     words = ("--config", "/etc/sglang/glm5/secrets.yaml")
     spec = mock.Mock(
         argv=("--model-path", "/m", *words, "--port", "1"),
-        variables={"A": "1", **secrets.environment("/etc/sglang/glm5", "x")},
+        variables={"A": "1", **secrets.environment("/etc/sglang/glm5", "x", "/etc/sglang/glm5/secrets.yaml")},
     )
     spec.settings = {"config_file": mock.Mock(options=words)}
     args = {"config_root": "/etc/sglang", "instance": "glm5", "cache_root": "/c", "user": "sglang", "keys": {"api_key": KEY}}

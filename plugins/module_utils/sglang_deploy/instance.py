@@ -112,14 +112,17 @@ def write(
         "spec.json": (dump(deployment["spec"]), 0o644),
     }
     named = bool(deployment["spec"].get("secrets"))
+    # systemd reads the file as root where it hands the keys over; else the service does.
+    alone = secrets.by_credential(deployment["spec"]["environment"])
     if named:
-        given = {secrets.FILE: (keys.text(), 0o640)} if keys else {}
+        given = {secrets.FILE: (keys.text(), 0o600 if alone else 0o640)} if keys else {}
         wanted = {**given, f"{secrets.GUARD}/sitecustomize.py": (inspect.getsource(guard), 0o644), **wanted}
     for name, (text, mode) in wanted.items():
         path = directory / name
         stat = path.stat() if path.exists() else None
         before = path.read_text(encoding="utf-8", errors="replace") if stat else ""
-        if stat and before == text and (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid) == (mode, 0, group):
+        owner = 0 if alone and name == secrets.FILE else group
+        if stat and before == text and (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid) == (mode, 0, owner):
             continue
         texts = [_without_keys(before), _without_keys(text)] if name == secrets.FILE else [before, text]
         diff.append({"before": texts[0], "after": texts[1], "before_header": str(path), "after_header": str(path)})
@@ -127,7 +130,7 @@ def write(
             for folder in reversed([one for one in path.parents if not one.exists()]):
                 folder.mkdir()
                 folder.chmod(0o755)  # whatever root's umask is, the service reads what lies there
-            replace(path, text, mode, group)
+            replace(path, text, mode, owner)
     if not named and (directory / secrets.FILE).exists():
         path = directory / secrets.FILE
         diff.append({"before": "keys\n", "after": "", "before_header": str(path), "after_header": str(path)})
@@ -176,6 +179,8 @@ def stage(
         "BindReadOnlyPaths=",
         f"BindReadOnlyPaths={path}:{own}",
     ]
+    if secrets.by_credential(deployment["spec"]["environment"]):
+        lines += ["LoadCredential=", f"LoadCredential={secrets.FILE}:{path}/{secrets.FILE}"]
     replace(setting, "\n".join(lines) + "\n", 0o644)
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 FILE = "secrets.yaml"  # SGLang reads no other ending
+CREDENTIALS = "/run/credentials"
+"""Where systemd puts the credentials of its units, each unit's readable by its user alone."""
 GUARD = "guard"
 """Folder beside FILE with the module that keeps the keys out of the log and out of /server_info."""
 ID_VARIABLE = "SGLANG_SECRETS_ID"
@@ -112,14 +114,24 @@ def identified(values: Mapping[str, str], before: Secrets | None) -> Secrets:
     return Secrets(dict(values), random.token_hex(8))
 
 
-def environment(directory: str, identity: str, python_path: str = "") -> dict[str, str]:
-    """What the server's environment needs beside the file: the guard, where the keys are, and the id that makes a change
-    of keys a change of the launch spec. python_path is what the user wants PYTHONPATH to be.
+def path(directory: str, credential_of: str = "") -> str:
+    """Where the server reads its keys: in the instance's folder, or among the credentials of the unit that is named."""
+    return f"{CREDENTIALS}/{credential_of}/{FILE}" if credential_of else f"{directory}/{FILE}"
+
+
+def by_credential(environment: Mapping[str, Any]) -> bool:
+    """Whether a launch spec's environment says that systemd hands the keys over."""
+    return str((environment.get(FILE_VARIABLE) or {}).get("value", "")).startswith(f"{CREDENTIALS}/")
+
+
+def environment(directory: str, identity: str, file: str, python_path: str = "") -> dict[str, str]:
+    """What the server's environment needs beside the file: the guard, where the keys are (see path), and the id that
+    makes a change of keys a change of the launch spec. python_path is what the user wants PYTHONPATH to be.
     """
     guard = f"{directory}/{GUARD}"
     return {
         "PYTHONPATH": f"{guard}:{python_path}" if python_path else guard,
-        FILE_VARIABLE: f"{directory}/{FILE}",
+        FILE_VARIABLE: file,
         ID_VARIABLE: identity,
     }
 
