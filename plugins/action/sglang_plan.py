@@ -166,6 +166,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         model = replace(knowledge.model(served.name), local=Path(spec.model).is_absolute())
         if summary := (args["model_facts"] or {}).get("model"):
             model = planning.over(planning.model_of(summary, knowledge), model)
+            model = replace(model, writable=bool(args["model_facts"].get("writable")))
         host = planning.host_of((args["host_facts"] or {}).get("host") or {})
         context = plans.context_of(spec, spoken, versions=versions, host=host, model=model)
         return context, list(planning.noted(stack, profile, host, model))

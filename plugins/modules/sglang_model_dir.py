@@ -92,6 +92,11 @@ fetch_bytes:
   description: Bytes that are to be downloaded.
   returned: success
   type: int
+writable:
+  description: What the user could change of a model that lies there, the first of it.
+  returned: success
+  type: list
+  elements: str
 problems:
   description: All that is wrong, each with its cure.
   returned: failure
@@ -117,8 +122,8 @@ def made_from(path: Path, wanted: dict[str, Any]) -> bool:
         return False
 
 
-def look(given: dict[str, Any], keep: bool) -> hub_store.Found:
-    """What there is of the model; what was read of a directory is kept where `keep`."""
+def look(given: dict[str, Any], keep: bool) -> tuple[hub_store.Found, list[str]]:
+    """What there is of the model, and what of it the service could change; what was read is kept where `keep`."""
     path = Path(given["path"])
     if given["source"] == "hub":
         os.environ.update(hub.transport(given["index"]))
@@ -127,12 +132,14 @@ def look(given: dict[str, Any], keep: bool) -> hub_store.Found:
         found = hub_store.look(hub.Hub(given["endpoint"], given["token"]), place)
         path = place.snapshot
     elif given["source"] == "tiny" and not made_from(path, given["made_by"]):
-        return hub_store.Found(False, {})
+        return hub_store.Found(False, {}), []
     else:
         found = hub_store.Found(True, hub_store.inspect_once(path, Path(given["cache"]), keep=keep))
-    if found.whole and (problems := model_access.problems(path, given["user"])):
+    if not found.whole:
+        return found, []
+    if problems := model_access.problems(path, given["user"]):
         raise model_dir.ModelDirError(path, problems)
-    return found
+    return found, [str(one) for one in model_access.writable(path, given["user"])]
 
 
 def main() -> None:
@@ -153,12 +160,14 @@ def main() -> None:
         supports_check_mode=True,
     )
     try:
-        found = look(module.params, not module.check_mode)
+        found, writable = look(module.params, not module.check_mode)
     except model_dir.ModelDirError as error:
         module.fail_json(msg=str(error), problems=list(error.problems))
     except (hub.HubError, OSError, ValueError) as error:
         module.fail_json(msg=str(error), problems=[str(error)])
-    module.exit_json(changed=False, model=dict(found.model), whole=found.whole, fetch_bytes=found.fetch_bytes)
+    module.exit_json(
+        changed=False, model=dict(found.model), whole=found.whole, fetch_bytes=found.fetch_bytes, writable=writable
+    )
 
 
 if __name__ == "__main__":

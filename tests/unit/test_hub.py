@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,27 @@ def test_what_the_service_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for another user")
+def test_what_the_service_could_change_of_a_model_is_told() -> None:
+    above = Path("/srv") / f"sglang-access-{os.getpid()}"
+    above.mkdir(parents=True)
+    folder, shard = above / "model", above / "blob"
+    try:
+        make(folder)
+        shard.write_text("x")
+        (folder / "linked.py").symlink_to(shard)
+        assert model_access.writable(folder, "nobody") == []
+        for path, mode in ((shard, 0o666), (folder / "config.json", 0o646), (above, 0o757)):
+            kept = path.stat().st_mode
+            path.chmod(mode)
+            assert model_access.writable(folder, "nobody") == [path]
+            path.chmod(kept)
+        above.chmod(0o1777)
+        assert model_access.writable(folder, "nobody") == []
+    finally:
+        shutil.rmtree(above)
 
 
 def test_homes_and_temporary_folders_are_hidden_from_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,11 @@ def test_the_combination_that_is_known_to_work_is_not_refused() -> None:
             "refuse",
             launch({**DENSE, "trust_remote_code": True, "revision": "main"}, OFF, model=replace(GLM5, local=None)),
         ),
+        (
+            "remote-code-writable",
+            "refuse",
+            launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, writable=True)),
+        ),
         ("fp8-weights-before-ada", "warn", launch({}, host=Host(capability="8.6"), model=Model(quantization="fp8"))),
         ("trtllm-gen-before-blackwell", "warn", launch({"moe_runner": "flashinfer_trtllm"}, host=Host(capability="9.0"))),
         ("half-precision-experts", "warn", launch(DENSE, OFF, options={"dtype": "half"})),
@@ -168,6 +173,11 @@ def test_a_known_fault_is_named(rule: str, severity: str, context: Context) -> N
         (
             "remote-code-without-revision",
             launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, local=True)),
+        ),
+        ("remote-code-writable", launch(DENSE, OFF, model=replace(GLM5, writable=True))),
+        (
+            "remote-code-writable",
+            launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, writable=False)),
         ),
         ("weights-do-not-fit", launch({**DENSE, "device": "cpu", "tp_size": 1}, OFF)),
         ("expandable-segments-ipc", launch(DENSE, {**OFF, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})),

@@ -1,4 +1,4 @@
-"""Whether the service's user can read a model, asked of the kernel instead of guessed from mode bits.
+"""Whether the service's user can read a model, and cannot write it, asked of the kernel instead of guessed from mode bits.
 
 Standard library only; runs on the managed host.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .hardening import UNSEEN
@@ -19,9 +20,26 @@ _SHOWN = 5
 
 
 def unreadable(paths: Sequence[Path], user: str) -> list[Path]:
-    """The first of `paths` that `user` cannot read; the judgement is for any other user where that one does not exist yet.
+    """The first of `paths` that `user` cannot read; see _where for whom that is."""
+    return _where(paths, user, lambda path: not os.access(path, os.R_OK))
 
-    Only root can ask for somebody else; for another caller the answer is empty.
+
+def writable(folder: Path, user: str) -> list[Path]:
+    """The first of a model's folder, the folders above it and its files that `user` could change, links followed."""
+    files = [entry for entry in folder.iterdir() if entry.is_file()]
+    real = {path.resolve() for path in (folder, *files)}
+    return _where(sorted(real | {above for path in real for above in path.parents}), user, _changeable)
+
+
+def _changeable(path: Path) -> bool:
+    """In a folder with the sticky bit, others' files can be neither replaced nor renamed."""
+    return os.access(path, os.W_OK) and not (path.is_dir() and path.stat().st_mode & stat.S_ISVTX)
+
+
+def _where(paths: Sequence[Path], user: str, true: Callable[[Path], bool]) -> list[Path]:
+    """The first of `paths` for which something is true as `user`, or as any other user where that one does not exist yet.
+
+    Only root can ask for somebody else; for another caller the answer is empty. Raises OSError where it cannot be asked.
     """
     if os.geteuid() != 0 or not paths:
         return []
@@ -38,15 +56,17 @@ def unreadable(paths: Sequence[Path], user: str) -> list[Path]:
             os.setgroups(groups)
             os.setgid(gid)
             os.setuid(uid)
-            closed = [number for number, path in enumerate(paths) if not os.access(path, os.R_OK)]
-            os.write(into, json.dumps(closed[:_SHOWN]).encode())
+            found = [number for number, path in enumerate(paths) if true(path)]
+            os.write(into, json.dumps(found[:_SHOWN]).encode())
             status = 0
         finally:
             os._exit(status)
     os.close(into)
     with os.fdopen(out, "rb") as answer:
         told = answer.read()
-    return [paths[number] for number in json.loads(told)] if os.waitpid(child, 0)[1] == 0 else []
+    if os.waitpid(child, 0)[1]:
+        raise OSError(f"What the user {user} may do with {paths[0]} could not be found out.")
+    return [paths[number] for number in json.loads(told)]
 
 
 def problems(folder: Path, user: str) -> list[str]:

@@ -65,7 +65,9 @@ class Host:
 
 @dataclass(frozen=True)
 class Model:
-    """The checkpoint. `sparse_attention` is DSA (lightning indexer); `weights_gib` is all of it, in GiB."""
+    """The checkpoint. `sparse_attention` is DSA (lightning indexer); `weights_gib` is all of it, in GiB; `writable` says
+    that the service could change its files.
+    """
 
     architecture: str | None = None
     quantization: str | None = None
@@ -77,6 +79,7 @@ class Model:
     num_heads: int | None = None
     weights_gib: float | None = None
     local: bool | None = None
+    writable: bool | None = None
 
 
 @dataclass(frozen=True)
