@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,14 +111,16 @@ def test_a_real_nvcc_compiles_for_sm120_and_its_refusal_is_shown(tmp_path: Path)
         cuda_proof.prove(toolkit_here.release, str(REAL), ["29.9"], tmp_path / "none.json")
 
 
-PTXAS = next(
-    (path for path in map(str, [Path("/usr/local/cuda-12.8/bin/ptxas")]) if Path(path).exists()), shutil.which("ptxas")
-)
-
-
-@pytest.mark.skipif(PTXAS is None, reason="this machine has no ptxas")
-def test_ptx_assembles_for_sm120(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_real_ptxas_of_cuda_12_8_from_pypi_assembles_for_sm120_and_for_nothing_made_up(tmp_path: Path) -> None:
+    wanted = ["--no-deps", "--target", str(tmp_path / "packages"), "nvidia-cuda-nvcc-cu12==12.8.93"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    assembler = str(tmp_path / "packages" / "nvidia" / "cuda_nvcc" / "bin" / "ptxas")
+    assert "V12.8.93" in subprocess.run([assembler, "--version"], check=True, capture_output=True, text=True).stdout
     source = tmp_path / "k.ptx"
     source.write_text(".version 8.7\n.target sm_120a\n.address_size 64\n.visible .entry k() { ret; }\n", encoding="utf-8")
-    subprocess.run([str(PTXAS), "-arch=sm_120a", str(source), "-o", str(tmp_path / "k.cubin")], check=True)
+    subprocess.run([assembler, "-arch=sm_120a", str(source), "-o", str(tmp_path / "k.cubin")], check=True)
     assert (tmp_path / "k.cubin").read_bytes()[:4] == b"\x7fELF"
+    made_up = subprocess.run([assembler, "-arch=sm_299a", str(source)], check=False, capture_output=True, text=True)
+    assert made_up.returncode != 0
+    assert "sm_299a" in made_up.stderr
