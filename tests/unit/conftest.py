@@ -10,7 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sglang_deploy import release
+
+# A busy machine is slow, which says nothing of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 SERVER_ARGS = """
 class ServerArgs:

@@ -273,7 +273,7 @@ def values_of(dialect: Dialect) -> st.SearchStrategy[dict[str, object]]:
 def test_reading_a_rendered_spec_gives_the_spec(version: str) -> None:
     dialect = CATALOG.dialect(version)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(values_of(dialect), st.dictionaries(NAME, WORD, max_size=2))
     def check(values: dict[str, object], environment: dict[str, str]) -> None:
         spec = spec_of(values, ("--stream-interval", "20"), environment, dialect)

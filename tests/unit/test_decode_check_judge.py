@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_deploy.decode_check import process
 from sglang_deploy.decode_check.answers import Answer, Token, ToolCall, from_chat, from_generate
@@ -29,7 +29,7 @@ from sglang_deploy.decode_check.judge import (
 )
 from sglang_deploy.decode_check.thorough import TOOL
 
-examples = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
+examples = settings(max_examples=50)
 VOCABULARY = 1024
 FLAT = -math.log(VOCABULARY)
 

@@ -265,7 +265,7 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(WORDS, max_size=5))
 def test_argument_lists_are_accepted_and_refused_as_by_argparse(words):
     split = OLD.split(words)

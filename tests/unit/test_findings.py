@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sglang_deploy import finding_rules, findings
 
@@ -224,7 +224,6 @@ def test_what_ends_a_wait_is_certain() -> None:
     assert stop <= findings.patterns(RULES)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=2000))
 def test_any_bytes_are_read(data: bytes) -> None:
     findings.diagnose(RULES, io.BytesIO(data)).as_dict()

@@ -151,7 +151,7 @@ def test_nothing_is_said_of_what_nobody_could_tell() -> None:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_field_may_be_unknown(data: st.DataObject) -> None:
     """Each fact may be missing, one by one: never an error, and never more refusals than for a sound host."""
     evidence = recording("pro6000x8-two-sockets")
@@ -190,7 +190,7 @@ def test_the_level_that_follows_from_the_paths(paths: tuple[tuple[str, ...], ...
     assert needed_level(paths) == level
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(["PIX", "PXB", "PHB", "NODE", "SYS", "NV12"]), min_size=1))
 def test_a_further_path_never_lowers_the_level(cells: list[str]) -> None:
     levels = [LEVELS.index(needed_level([["X", *cells[: n + 1]]]) or "LOC") for n in range(len(cells))]

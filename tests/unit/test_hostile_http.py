@@ -111,7 +111,7 @@ def test_a_redirect_gives_the_key_to_nobody(code: int) -> None:
     assert stolen == []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(
         st.binary(max_size=300),

@@ -35,7 +35,7 @@ CONTENT = st.one_of(
     st.binary(max_size=100),
 )
 RUNNING = instance.Running(True, "active (running)", 7, 0, "i", "a" * 64, ("python",))
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @quick

@@ -134,7 +134,7 @@ def harmless(deployment: dict[str, Any], folder: Path) -> None:
         assert line.startswith("#") or re.fullmatch(r'[A-Za-z_]\w*="([^"\\`$]|\\["\\`$])*"', line), line
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_group_vars_give_a_launch_spec_or_a_message(
     plugin: ModuleType, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -147,7 +147,7 @@ def shell(texts, tmp_path):
     return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.dictionaries(NAME, VALUE, min_size=1, max_size=5), min_size=1, max_size=10))
 def test_any_environment_is_read_alike_by_a_shell_and_by_systemd(tmp_path_factory, environments):
     texts = [render.environment_file(environment) for environment in environments]
@@ -184,7 +184,7 @@ def test_what_neither_reader_could_carry_is_refused(name, value):
         render.environment_file({name: value})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sglang_deploy import instance, launch_spec, secrets
 
@@ -22,7 +22,6 @@ USABLE = st.from_regex(r"[A-Za-z0-9._~+/=][A-Za-z0-9._~+/=-]{15,80}", fullmatch=
 rooted = pytest.mark.skipif(os.geteuid() != 0, reason="files of an instance belong to root")
 
 
-@settings(deadline=None)
 @given(USABLE, USABLE)
 def test_every_usable_key_survives_the_file_as_sglang_and_as_this_project_read_it(key: str, admin: str) -> None:
     if key == admin:

@@ -168,7 +168,7 @@ def test_the_effect_of_a_value_comes_from_pairs_that_differ_in_nothing_else() ->
 
 
 @given(st.integers(0, 10_000), st.integers(1, 30))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_budget_holds_and_the_method_can_be_cut_off_anywhere(seed: int, launches: int) -> None:
     dice = random.Random(seed)
     table: dict[str, float | None] = {}

@@ -61,12 +61,13 @@ WORDS = ["cuda ", "out of ", "memory", " is full", "yes", "is fu", "of memory is
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map("".join), max_size=20))
 def test_grep_finds_what_python_finds(lines: list[str]) -> None:
     raw = [line.encode() for line in dict.fromkeys(lines)]
+    joined = b"\n".join(raw)
     needles = textscan._Needles(OVERLAPPING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(textscan, "GREP_FROM", 0)
-        by_grep = needles.search(raw)
+        by_grep = needles.search(joined, len(raw), raw.__getitem__)
         patch.setattr(textscan._Needles, "_grep", lambda *_: None)
-        assert needles.search(raw) == by_grep
+        assert needles.search(joined, len(raw), raw.__getitem__) == by_grep
     assert by_grep == {
         place: here for place, line in enumerate(raw) if (here := {one for one in OVERLAPPING if one.encode() in line})
     }

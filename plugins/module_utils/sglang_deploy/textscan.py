@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -173,34 +174,47 @@ class Scanner:
                 tell(logtext.clean(part[0] if part else "", self.line_count))
 
     def _block(self, block: bytes, seen: _Seen) -> None:
-        raw = block.split(b"\n")
-        folded = block.translate(_FOLD).split(b"\n")
-        if not raw[-1]:
-            raw.pop()
-            folded.pop()
+        raw = block.removesuffix(b"\n").split(b"\n")
+        folded = block.translate(_FOLD).removesuffix(b"\n")
+        for index, line, needles in self._varied(raw, folded, seen) if seen.varied else self._distinct(folded, seen):
+            if line in seen.done:
+                continue
+            literals = [one for one in needles if one in self._by_literal]
+            times = seen.count(line)
+            if times == 1 and not seen.words.isdisjoint(needles):
+                seen.tell(self.line_count + index + 1, raw[index])
+            text = logtext.decode(raw[index][: 4 * logtext.MAX_LINE]) if literals else ""
+            if literals and (literals := self._may_hold(literals, text)):
+                for part in logtext.segments(text):
+                    self._try(literals, logtext.clean(part, self.line_count + index + 1))
+            if times >= VARIANTS or not needles & self._by_literal.keys():
+                seen.finish(line)
+        self.line_count += len(raw)
+
+    @staticmethod
+    def _distinct(block: bytes, seen: _Seen) -> Iterable[tuple[int, bytes, set[str]]]:
+        """Place, folded line and needles of each line of a folded block that holds some: equal lines are searched once."""
+        folded = block.split(b"\n")
         distinct = [line for line in dict.fromkeys(folded) if line not in seen.done]
-        found = seen.needles.search(distinct)
+        found = seen.needles.search(b"\n".join(distinct), len(distinct), distinct.__getitem__)
         for place, line in enumerate(distinct):
             if len(seen.done) >= REMEMBERED:
                 break
             if place not in found:
                 seen.finish(line)
         wanted = {distinct[place]: needles for place, needles in found.items()}
-        for index in [index for index, line in enumerate(folded) if line in wanted] if wanted else ():
-            line = folded[index]
-            if line in seen.done:
-                continue
-            literals = [one for one in wanted[line] if one in self._by_literal]
-            times = seen.count(line)
-            if times == 1 and not seen.words.isdisjoint(wanted[line]):
-                seen.tell(self.line_count + index + 1, raw[index])
-            text = logtext.decode(raw[index][: 4 * logtext.MAX_LINE]) if literals else ""
-            if literals and (literals := self._may_hold(literals, text)):
-                for part in logtext.segments(text):
-                    self._try(literals, logtext.clean(part, self.line_count + index + 1))
-            if times >= VARIANTS or not wanted[line] & self._by_literal.keys():
-                seen.finish(line)
-        self.line_count += len(raw)
+        seen.varied = len(distinct) > len(folded) / 2 and len(block) >= GREP_FROM
+        return [(index, line, wanted[line]) for index, line in enumerate(folded) if line in wanted] if wanted else []
+
+    @staticmethod
+    def _varied(raw: list[bytes], block: bytes, seen: _Seen) -> Iterable[tuple[int, bytes, set[str]]]:
+        """The same where few lines are equal: to take them apart would take longer than to search them all."""
+
+        def folded(place: int) -> bytes:
+            return raw[place].translate(_FOLD)
+
+        found = seen.needles.search(block, len(raw), folded)
+        return [(place, folded(place), needles) for place, needles in sorted(found.items())]
 
 
 class _Seen:
@@ -210,6 +224,7 @@ class _Seen:
         self.needles = _Needles({*literals, *words})
         self.words = set(words)
         self.done: set[bytes] = set()
+        self.varied = False
         self._times: dict[bytes, int] = {}
         self._first: list[tuple[int, bytes]] = []
         self._last: deque[tuple[int, bytes]] = deque(maxlen=TOLD)
@@ -241,26 +256,25 @@ class _Needles:
         self._bytes = {one.encode(): one for one in sorted(needles)}
         self._near: dict[bytes, frozenset[bytes]] = {}
 
-    def search(self, lines: list[bytes]) -> dict[int, set[str]]:
-        """Place in `lines` -> the needles there; lines without any are left out."""
+    def search(self, joined: bytes, count: int, line: Callable[[int], bytes]) -> dict[int, set[str]]:
+        """Place -> the needles in that line, of `count` joined lines; those without any are left out."""
         if not self._bytes:
             return {}
-        joined = b"\n".join(lines)
         reported = self._grep(joined) if len(joined) >= GREP_FROM else None
         if reported is None:
             present = [one for one in self._bytes if one in joined]
-            candidates = dict.fromkeys(range(len(lines) if present else 0), present)
+            candidates = dict.fromkeys(range(count if present else 0), present)
         else:
             sets = {frozenset(ones) for ones in reported.values()}
             beside = {ones: frozenset[bytes]().union(*(self._beside(one) for one in ones)) for ones in sets}
-            joined = b"\n".join([lines[place] for place in reported])
+            joined = b"\n".join([line(place) for place in reported])
             present = [one for one in frozenset[bytes]().union(*beside.values()) if one in joined]
             by_set = {ones: [one for one in present if one in beside[ones]] for ones in sets}
             candidates = {place: by_set[frozenset(ones)] for place, ones in reported.items()}
         found = {}
         for place, ones in candidates.items():
-            line = lines[place]
-            if here := {self._bytes[one] for one in ones if one in line}:
+            text = line(place)
+            if here := {self._bytes[one] for one in ones if one in text}:
                 found[place] = here
         return found
 
@@ -272,7 +286,10 @@ class _Needles:
         command = ["grep", *options, "\n".join(self._bytes.values())]
         environment = {**os.environ, "LC_ALL": "C"}
         try:
-            done = subprocess.run(command, input=text, capture_output=True, env=environment, check=False)
+            with tempfile.TemporaryFile() as given:  # through a pipe, Python would hand it over in pieces of 4 KB
+                given.write(text)
+                given.seek(0)
+                done = subprocess.run(command, stdin=given, capture_output=True, env=environment, check=False)
         except OSError:
             return None
         if done.returncode > 1:
