@@ -190,3 +190,5 @@ def test_a_unit_file_written_after_the_start_is_noticed(tmp_path: Path) -> None:
     assert not instance._changed_since(str(unit), now + 60_000_000)
     assert not instance._changed_since("", now)
     assert instance._changed_since(str(tmp_path / "taken away"), now)
+    os.utime(unit, (4e9, 4e9))  # the clock was set back: it would be newer than each start to come
+    assert not instance._changed_since(str(unit), now - 60_000_000)

@@ -333,12 +333,15 @@ def runs(found: Running, deployment: Mapping[str, Any]) -> bool:
 
 
 def _changed_since(path: str, start: int) -> bool:
-    """Whether a file was written after a moment in microseconds of the monotonic clock; 0 stands for never."""
+    """Whether a file was written after a moment in microseconds of the monotonic clock; 0 stands for never.
+
+    A file of the future tells nothing: the clock was set back, and it would be newer than every start to come.
+    """
     if not path or not start:
         return False
     age = time.clock_gettime(time.CLOCK_MONOTONIC) - start / 1e6
     try:
-        return Path(path).stat().st_mtime > time.time() - age
+        return time.time() - age < Path(path).stat().st_mtime <= time.time() + 1
     except OSError:  # it was taken away: what runs is not what the next start would run
         return True
 
