@@ -1,4 +1,4 @@
-"""Try the faults of faults.yml: python -m faults.run [--only WORDS] [--list] [--keep], in tests/.
+"""Try the faults of faults.yml: python -m faults.run [--only WORDS] [--left] [--list] [--keep], in tests/.
 
 Each row: the host is good; something breaks; a deployment runs, or is cut off; then the next one has to make it good again.
 What is judged: how the run ended, what it said, who served meanwhile, that files, process and ledger agree afterwards, and
@@ -188,14 +188,17 @@ def prepare() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], help="only faults with these words in their title")
+    parser.add_argument("--left", action="store_true", help="only those that were not tried yet, or did not end well")
     parser.add_argument("--list", action="store_true", help="list them, and try none")
     parser.add_argument("--keep", action="store_true", help="leave the host running")
     given = parser.parse_args()
     faults = load()
     chosen = [fault for fault in faults if not given.only or any(words in fault.title for words in given.only)]
+    results, failed = report.read(), 0
+    if given.left:
+        chosen = [fault for fault in chosen if results.get(fault.title, {"problems": ["new"]})["problems"]]
     if given.list:
         sys.exit("\n".join(fault.title for fault in chosen))
-    results, failed = report.read(), 0
     good = prepare()
     versions = host.versions()
     for number, fault in enumerate(chosen, 1):

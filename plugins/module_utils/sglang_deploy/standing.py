@@ -56,7 +56,8 @@ def settled(
     directory: of the instance's own files. Keys need no look of their own: the id of other keys makes another launch spec.
     """
     name = str(deployment["spec"]["instance"])
-    if not running.enabled or instance.live(name, directory) != directory or good.deployment is None:
+    candidate = instance.live(name, directory) != directory or (directory / "candidate").exists()
+    if not running.enabled or candidate or good.deployment is None:
         return False
     if good.deployment["spec"]["hash"] != deployment["spec"]["hash"]:
         return False
