@@ -81,7 +81,7 @@ def test_settled_means_files_boot_and_ledger(deployment: dict[str, Any], tmp_pat
     assert not standing.settled(deployment, directory, GROUP, RUNNING, ledger.LastGood(other))
     (directory / "launch").write_text("#!/bin/sh\nexec edited\n", encoding="utf-8")
     assert not standing.settled(deployment, directory, GROUP, RUNNING, good), "an edit by hand is undone"
-    instance.write(deployment, directory, GROUP)
+    instance.write(deployment, directory, os.getgid())
     (directory / "candidate").mkdir()
     assert not standing.settled(deployment, directory, GROUP, RUNNING, good), "what a run left that was cut off is taken away"
 
