@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from faults import host, report, run
 from faults.rows import Fault, load, parse
 
@@ -19,6 +20,22 @@ def seen(**change: Any) -> host.Seen:
 def test_there_are_forty_distinct_faults() -> None:
     titles = [fault.title for fault in load()]
     assert len(titles) == len(set(titles)) >= 40
+
+
+def cut_points() -> list[str]:
+    """Where deployments are cut off, as far as it is a task: `role : its name`, or the beginning of it."""
+    points = yaml.safe_load(
+        (run.host.ROOT / "molecule" / "interrupted" / "files" / "points.yml").read_text(encoding="utf-8")
+    )
+    words = {fault.at for fault in load()} | {point["at"] for point in points}
+    return sorted(one for one in words if " : " in one)
+
+
+@pytest.mark.parametrize("words", cut_points())
+def test_where_a_deployment_is_cut_off_is_a_task_of_the_role(words: str) -> None:
+    role, _, beginning = words.partition(" : ")
+    tasks = "\n".join(path.read_text(encoding="utf-8") for path in (run.host.ROOT / "roles" / role / "tasks").glob("*.yml"))
+    assert f"- name: {beginning}" in tasks
 
 
 @pytest.mark.parametrize(
