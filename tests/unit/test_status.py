@@ -50,6 +50,11 @@ def test_a_healthy_instance_has_no_drift() -> None:
     assert "DRIFT" not in text
 
 
+def test_what_the_canary_said_comes_before_the_gates() -> None:
+    text = said(running(), canary="canary passed at 2026-11-30T10:00:00Z").splitlines()
+    assert text[-2:] == ["canary passed at 2026-11-30T10:00:00Z", "last gate 2026-11-30T09:00:00Z (deploy): passed"]
+
+
 @pytest.mark.parametrize(
     ("unit", "more", "word"),
     [

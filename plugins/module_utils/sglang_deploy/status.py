@@ -75,12 +75,17 @@ def _get(url: str, seconds: float, api_key: str) -> str:
 
 def gpu_memory() -> list[str]:
     """`GPU 0: 81 of 96 GB` for each GPU that nvidia-smi lists; empty without one. A GPU that is lost says so."""
+    return [_gpu(row) for row in gpu_rows()]
+
+
+def gpu_rows() -> list[str]:
+    """A line of nvidia-smi for each GPU, `index, MiB used, MiB in all`, or its message; empty without nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=15, check=False)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [_gpu(line.strip()) for line in done.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def _gpu(row: str) -> str:
@@ -99,10 +104,11 @@ def lines(
     now: Load | None = None,
     gpus: Sequence[str] = (),
     edited: Sequence[str] = (),
+    canary: str = "",
 ) -> list[str]:
     """One fact a line: what runs, whether it is what the instance's files say, and what the last gate said of it.
 
-    edited: files of the instance that are not what was accepted.
+    edited: files of the instance that are not what was accepted. canary: its line, empty where there is none.
     """
     if not deployment:
         if running.active:
@@ -128,6 +134,8 @@ def lines(
     said += [f"DRIFT {path} was edited by hand: the next deploy puts it back" for path in edited]
     if running.restarts:
         said.append(f"systemd has restarted it {running.restarts} times")
+    if canary:
+        said.append(canary)
     gates = [entry for entry in entries if entry.get("spec") == spec["hash"]]
     if gates:
         said.append(f"last gate {_gate(gates[-1])}")

@@ -42,10 +42,9 @@ def examine(certificate: Path, key: Path, name: str, group: int, now: datetime |
     problems = problems or _key_problems(key)
     if problems:
         return Certificate(tuple(problems))
-    found = re.search(r"notAfter=(.+)", _openssl("x509", "-noout", "-enddate", "-in", str(certificate)) or "")
-    if found is None:
+    until = end(certificate)
+    if until is None:
         return Certificate((f"{certificate} holds no certificate in PEM",))
-    until = datetime.strptime(found[1].strip(), "%b %d %H:%M:%S %Y %Z").replace(tzinfo=timezone.utc)
     left = (until - (now or datetime.now(timezone.utc))).total_seconds() / 86400
     if left <= 0:
         problems.append(f"{certificate} ended on {until:%Y-%m-%d}: renew it")
@@ -60,6 +59,12 @@ def examine(certificate: Path, key: Path, name: str, group: int, now: datetime |
         problems.append(f"{key} is not the key of {certificate}")
     soon = [f"{certificate} ends on {until:%Y-%m-%d}, in {left:.0f} days"] if 0 < left < SOON_DAYS else []
     return Certificate(tuple(problems), tuple(soon), f"{until:%Y-%m-%d}")
+
+
+def end(certificate: Path) -> datetime | None:
+    """When a certificate ends (UTC), None where the file holds none or openssl cannot be asked."""
+    found = re.search(r"notAfter=(.+)", _openssl("x509", "-noout", "-enddate", "-in", str(certificate)) or "")
+    return datetime.strptime(found[1].strip(), "%b %d %H:%M:%S %Y %Z").replace(tzinfo=timezone.utc) if found else None
 
 
 def _unreadable(path: Path, group: int) -> str:

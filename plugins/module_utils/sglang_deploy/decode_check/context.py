@@ -175,8 +175,16 @@ def effective_settings(info: ServerInfo) -> dict[str, Any]:
     return {k: v for k, v in info.items() if isinstance(v, plain) and not _SECRET.search(k)}
 
 
-def running_requests(client: Client, deadline: Deadline) -> int | None:
-    """The number of requests that run or wait, None where the server has no endpoint for it (or only stale gauges)."""
+@dataclass(frozen=True)
+class Requests:
+    """Requests of a server at this moment: those that it works on, and those that wait for a place."""
+
+    running: int
+    waiting: int
+
+
+def requests_now(client: Client, deadline: Deadline) -> Requests | None:
+    """What runs and waits, None where the server has no endpoint for it (or only stale gauges)."""
     for path, read in (("/v1/loads", _from_loads), ("/get_load", _from_get_load)):
         try:
             return read(client.get(path, deadline))
@@ -185,15 +193,26 @@ def running_requests(client: Client, deadline: Deadline) -> int | None:
     return None
 
 
-def _from_loads(data: Any) -> int:
+def running_requests(client: Client, deadline: Deadline) -> int | None:
+    """The number of requests that run or wait, None where the server does not tell."""
+    found = requests_now(client, deadline)
+    return None if found is None else found.running + found.waiting
+
+
+def _from_loads(data: Any) -> Requests:
     loads = dig(data, "/v1/loads", "loads")
-    return sum(int(dig(x, "/v1/loads", "num_running_reqs")) + int(dig(x, "/v1/loads", "num_waiting_reqs")) for x in loads)
+    running, waiting = (
+        sum(int(dig(x, "/v1/loads", name)) for x in loads) for name in ("num_running_reqs", "num_waiting_reqs")
+    )
+    return Requests(running, waiting)
 
 
-def _from_get_load(data: Any) -> int:
+def _from_get_load(data: Any) -> Requests:
+    """num_reqs holds those that wait, too."""
     if not isinstance(data, list):
         raise BadAnswer("/get_load: no list")
-    return sum(int(dig(x, "/get_load", "num_reqs")) for x in data)
+    waiting = sum(int(x.get("num_waiting_reqs", 0)) if isinstance(x, dict) else 0 for x in data)
+    return Requests(sum(int(dig(x, "/get_load", "num_reqs")) for x in data) - waiting, waiting)
 
 
 def joined(problems: Sequence[str]) -> str:
