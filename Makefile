@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 LAB := -i inventory/lab
 SCENARIOS := default swap plan refuse rollback
+CLUSTER := router rolling nodes
 FAULTS := fail-and-return no-way-back interrupted weights
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lock lab demo test lint unit slow molecule faults secrets cuda servers wheelhouse sweep docs clean
+.PHONY: help venv lock lab demo test lint unit slow molecule faults secrets cuda servers wheelhouse sweep cluster monitoring docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +71,12 @@ wheelhouse: venv ## a release built with the network cut off, from a wheelhouse 
 
 sweep: venv ## a sweep with the real server, cut off three times (a quarter of an hour)
 	molecule test --no-command-borders --scenario-name=sweep
+
+cluster: venv ## the router, changes without a failed request, one instance over two hosts (an hour on two cores)
+	molecule test --no-command-borders $(CLUSTER:%=--scenario-name=%)
+
+monitoring: venv ## the canary, the real Prometheus, and a server of NaN that sets the alarm off (ten minutes)
+	molecule test --no-command-borders --scenario-name=monitoring
 
 docs: venv ## write docs/variables.md and docs/catalog.md from what the project reads
 	python docs/generate.py

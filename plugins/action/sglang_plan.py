@@ -33,6 +33,7 @@ from sglang_deploy import (  # noqa: E402
     known,
     launch_spec,
     names,
+    nodes,
     planning,
     plantext,
     render,
@@ -61,6 +62,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     model, model_revision, model_source, model_root: as the role model_weights has them; the deployment gets the directory.
     model_facts, host_facts: results of the modules sglang_model_dir and sglang_host_check, {} where they did not run.
     toolkit: how the CUDA toolkit gets onto the host (cuda_toolkit_install); `wheels` has a CUDA_HOME of its own.
+    nodes: hosts of the instance in the order of their ranks (none for one host), port and interface.
     keys: the instance's keys by name; they end here and on the host, and are in nothing that is returned.
     credentials: whether systemd hands the keys over (LoadCredential).
     tls: certificate, key, name and ca of HTTPS, all paths on the host, empty for HTTP.
@@ -110,6 +112,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                 else entries.dialect(entries.stacks[stack.name].sglang)
             )
             wanted = request(args, spoken, stack, release, list(keys), identity)
+            group = _group(args, task_vars)
+            if group:
+                wanted = replace(
+                    wanted,
+                    layers=[*wanted.layers, ("sglang_nodes", group.settings)],
+                    environment_layers=[("sglang_nodes", group.environment), *wanted.environment_layers],
+                )
             if pinned:
                 wanted = replace(
                     wanted,
@@ -117,6 +126,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
                     environment_layers=[*wanted.environment_layers, (pin_file, pinned.environment)],
                 )
             spec = launch_spec.resolve(entries, wanted)
+            if group and (cut := nodes.layout_problems({n: c.value for n, c in spec.settings.items()}, len(group.hosts))):
+                raise nodes.NodesError(cut)
+        except nodes.NodesError as error:
+            raise AnsibleActionFail(_cannot_run([f"- {problem}" for problem in error.problems])) from error
         except (catalog.CatalogError, dialect.DialectError, rules.RuleError) as error:
             raise AnsibleActionFail(str(error)) from error
         except hub.HubError as error:
@@ -145,7 +158,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             "stack": stack.as_dict(),
             "constraints": _constraints(stack),
             "options_from": "release" if options else "catalog",
-            "deployment": self._deployment(args, made, spoken, release, sorted(keys)),
+            "deployment": self._deployment(args, made, spoken, release, sorted(keys), group),
             "plan": made.as_dict(),
         }
 
@@ -239,8 +252,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         spoken: dialect.Dialect,
         release: Mapping[str, Any],
         keys: list[str],
+        group: nodes.Group | None,
     ) -> dict[str, Any]:
         spec = made.spec
+        together = {"nodes": list(group.hosts), "shared": nodes.shared_hash(spec.as_dict())} if group else {}
         path = release.get("path", f"{args['root']}/releases/{args['stack']}")
         python = f"{path}/venv/bin/python"
         bind = {name: spec.settings[name].value for name in ("host", "port")}
@@ -248,6 +263,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         return {
             "spec": {
                 **spec.as_dict(),
+                **together,
                 "command": [python, *render.MODULE, *spec.argv],
                 "url": instance.local_url(
                     str(bind["host"]), int(str(bind["port"])), "https" if tls["certificate"] else "http"
@@ -414,6 +430,17 @@ def _with_keys(
     layers.append((source, {"config_file": file}))
     paths = [given["PYTHONPATH"] for _, given in environment if isinstance(given, Mapping) and "PYTHONPATH" in given]
     environment.append((source, secrets.environment(directory, identity, file, str(paths[-1] or "") if paths else "")))
+
+
+def _group(args: Mapping[str, Any], task_vars: Mapping[str, Any]) -> nodes.Group | None:
+    """The hosts that the instance runs on, where these are several. Raises NodesError."""
+    given = args.get("nodes") or {}
+    hosts = given.get("hosts") or []
+    first = str(hosts[0]) if isinstance(hosts, list) and hosts else ""
+    there = task_vars.get("hostvars") or {}
+    address = str(there[first].get("sglang_node_address") or "") if first in there else ""
+    own = str(task_vars.get("inventory_hostname", ""))
+    return nodes.group_of(hosts, own, address, given.get("port"), str(given.get("interface") or ""))
 
 
 def _layers(entries: object, variable: str) -> list[launch_spec.Layer]:

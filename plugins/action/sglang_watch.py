@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
@@ -24,7 +25,9 @@ from sglang_deploy import diagnose, findings, lock, startup, watch  # noqa: E402
 REPEAT = 10.0
 """Seconds between two lines that differ in progress alone."""
 OWN = frozenset({"state", "until", "patterns", "stop", "holder"})
-KNOWN = frozenset({"unit", "path", "pid", "url", "api_key", "limits", "total", "findings", "context", "fail"})
+KNOWN = frozenset(
+    {"unit", "path", "pid", "url", "api_key", "limits", "total", "findings", "context", "fail", "ranks", "attempt"}
+)
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -40,12 +43,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         arguments = dict(self._task.args)
         rules, context = self._prepare(arguments)
         fail = boolean(arguments.pop("fail", True))
+        ranks, attempt = list(arguments.pop("ranks", None) or []), str(arguments.pop("attempt", ""))
         if self._task.check_mode:
             return {**result, "skipped": True, "changed": False, "msg": "nothing starts in check mode"}
         host = str(task_vars.get("inventory_hostname", self._play_context.remote_addr))
         state: dict[str, Any] = {}
         shown = Shown(host)
         holder = asdict(lock.me(os.getppid()))
+        others = Others(ranks, host, attempt)
         while not state.get("outcome"):
             call = {
                 **arguments,
@@ -58,7 +63,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if answer.get("failed") or answer.get("unreachable") or "state" not in answer:
                 # a lost connection and a call that could not run are results of their own, and are passed on as they are
                 return {**result, **{key: value for key, value in answer.items() if key != "invocation"}}
-            first, state = not state, answer["state"]
+            first, state = not state, others.ended(answer["state"])
             if not (first and state.get("outcome") == "ready"):  # a server that was ready before has nothing to tell
                 shown.say(state, answer["events"])
         ended = outcome(rules, context, state)
@@ -86,6 +91,33 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             raise AnsibleActionFail(f"{path}: not YAML: {error}") from error
         except findings.CatalogError as error:
             raise AnsibleActionFail(str(error)) from error
+
+
+class Others:
+    """The ranks of an instance over several hosts, each watched by a process of its own: one that fails ends all waits.
+
+    They tell each other by files in the folder that Ansible makes for this run and takes away after it.
+    """
+
+    def __init__(self, ranks: list[str], host: str, attempt: str) -> None:
+        self._ranks, self._host = ranks, host
+        self._folder = Path(constants.DEFAULT_LOCAL_TMP) / f"sglang-ranks-{attempt}"
+
+    def ended(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of this host's wait, ended where another one's has failed; a failure is left for the others to see."""
+        if not self._ranks:
+            return state
+        if state.get("outcome"):
+            if state["outcome"] != "ready":
+                self._folder.mkdir(exist_ok=True)
+                (self._folder / self._host).write_text(str(state["reason"]), encoding="utf-8")
+            return state
+        for rank, name in enumerate(self._ranks):
+            told = self._folder / name
+            if name != self._host and told.exists():
+                said = told.read_text(encoding="utf-8", errors="replace")
+                return {**state, "outcome": "failed", "reason": f"rank {rank} ({name}) failed: {said}"}
+        return state
 
 
 class Shown:

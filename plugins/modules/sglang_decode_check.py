@@ -24,8 +24,9 @@ options:
     description:
       - How much is asked. V(quick) fits every deploy, V(full) a swap or upgrade.
       - V(soak) is V(full) and then load for O(soak_seconds).
+      - V(part) is for an instance that only prefills or only decodes, and asks for its process, settings and health alone.
     type: str
-    choices: [quick, full, soak]
+    choices: [quick, full, soak, part]
     default: quick
   kind:
     description: V(sglang) uses its own endpoints too, V(openai) only those under C(/v1), V(auto) asks the server.
@@ -146,7 +147,7 @@ from ansible.module_utils.sglang_deploy import decode_check, effective, instance
 
 SPEC = {
     "url": {"type": "str", "required": True},
-    "level": {"type": "str", "choices": list(decode_check.LEVELS), "default": "quick"},
+    "level": {"type": "str", "choices": [*decode_check.LEVELS, decode_check.PART], "default": "quick"},
     "kind": {"type": "str", "choices": ["auto", "sglang", "openai"], "default": "auto"},
     "model": {"type": "str"},
     "real_model": {"type": "bool", "default": False},
@@ -234,8 +235,8 @@ def _keys(given: dict[str, object]) -> secrets.Secrets | None:
     """The keys of the unit's instance, from its folder."""
     if not (given["config_root"] and given["unit"]):
         return None
-    name = str(given["unit"]).removeprefix("sglang@").removesuffix(".service")
-    return secrets.read(instance.live(name, Path(str(given["config_root"])) / name))
+    name, template = instance.parts_of(str(given["unit"]))
+    return secrets.read(instance.live(name, Path(str(given["config_root"])) / name, template=template))
 
 
 def _secret(

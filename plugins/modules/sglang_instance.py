@@ -32,6 +32,10 @@ options:
     description: Folder that holds a folder for each instance.
     type: path
     default: /etc/sglang
+  template:
+    description: Name of the template unit.
+    type: str
+    default: sglang
   group:
     description: Group of the service, which reads the environment file and the keys.
     type: str
@@ -102,6 +106,7 @@ def main() -> None:
             "deployment": {"type": "dict"},
             "state": {"type": "str", "choices": ["accepted", "candidate", "discarded"], "default": "accepted"},
             "config_root": {"type": "path", "default": "/etc/sglang"},
+            "template": {"type": "str", "default": instance.TEMPLATE},
             "group": {"type": "str", "default": "sglang"},
             "keys": {"type": "dict", "no_log": True},
             "holder": {"type": "dict"},
@@ -120,9 +125,9 @@ def main() -> None:
 
 def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None:
     """Do what is asked for, and end the module."""
-    name = module.params["name"]
+    name, template = module.params["name"], module.params["template"]
     directory = Path(module.params["config_root"]) / name
-    running = instance.running(name)
+    running = instance.running(name, template)
     deployment = given or instance.read(directory)
     result = {
         "running": running.as_dict(),
@@ -133,7 +138,7 @@ def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None
     }
     try:
         if state == "discarded":
-            changed = not module.check_mode and instance.discard(name, directory)
+            changed = not module.check_mode and instance.discard(name, directory, template=template)
             if not module.check_mode:
                 lock.release(module.params["holder"])  # what was to be deployed is given up
             module.exit_json(changed=changed, **result)
@@ -142,15 +147,15 @@ def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None
         result["current"] = instance.runs(running, deployment)
         group = _group(module)
         accept = state == "accepted" and not module.check_mode
-        keys = _keys(module, deployment, instance.live(name, directory))
+        keys = _keys(module, deployment, instance.live(name, directory, template=template))
         written = instance.write(deployment, directory, group, apply=accept, keys=keys)
         changed = written.changed
         if accept:
-            changed = instance.discard(name, directory) or changed
+            changed = instance.discard(name, directory, template=template) or changed
         elif not result["current"]:
             changed = True
             if not module.check_mode:
-                instance.stage(name, deployment, directory, group, keys=keys)
+                instance.stage(name, deployment, directory, group, keys=keys, template=template)
     except OSError as error:
         left = "Nothing was restarted." if state == "candidate" else "What runs was left as it is; run it again."
         lock.release(module.params["holder"])  # the deployment ends here

@@ -18,6 +18,10 @@ options:
     description: Folder that holds a folder for each instance.
     type: path
     default: /etc/sglang
+  template:
+    description: Name of the template unit.
+    type: str
+    default: sglang
   keys:
     description: Keys by name, C(api_key) and C(admin_api_key).
     type: dict
@@ -60,16 +64,17 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "config_root": {"type": "path", "default": "/etc/sglang"},
+            "template": {"type": "str", "default": instance.TEMPLATE},
             "keys": {"type": "dict", "required": True, "no_log": True},
         },
         supports_check_mode=True,
     )
-    name = module.params["name"]
+    name, template = module.params["name"], module.params["template"]
     try:
         wanted = secrets.checked(module.params["keys"])
     except secrets.SecretError as error:
         module.fail_json(msg=str(error))
-    before = secrets.read(instance.live(name, Path(module.params["config_root"]) / name))
+    before = secrets.read(instance.live(name, Path(module.params["config_root"]) / name, template=template))
     found = secrets.identified(wanted, before)
     module.exit_json(changed=False, id=found.id, same=found is before)
 

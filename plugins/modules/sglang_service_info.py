@@ -41,6 +41,10 @@ options:
     description: Folder that holds a folder with the ledger of each instance.
     type: path
     default: /var/lib/sglang
+  template:
+    description: Name of the template unit.
+    type: str
+    default: sglang
   silence:
     description: Seconds without a task of this deployment after which the lock counts no more.
     type: float
@@ -98,6 +102,10 @@ context:
   description: Versions, settings and environment of the deployment, as C(sglang_watch) and C(sglang_diagnose) take them.
   returned: always
   type: dict
+shared:
+  description: Hash of what all hosts of the instance have to have alike; empty on one host.
+  returned: always
+  type: str
 last_good:
   description: The deployment that passed its gate last, empty if there is none.
   returned: always
@@ -115,6 +123,10 @@ held:
   description: Who has the lock of the host, where that is somebody else; nothing was looked at then.
   returned: when the lock is held
   type: dict
+canary:
+  description: Whether the canary of the instance is on.
+  returned: always
+  type: bool
 last_good_problem:
   description: Why the release of the last good deployment cannot run it; empty if it can.
   returned: always
@@ -127,6 +139,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_deploy import instance, ledger, lock, standing
+from ansible.module_utils.sglang_deploy.canary import record as canary
 
 
 def main() -> None:
@@ -139,6 +152,7 @@ def main() -> None:
             "folders": {"type": "list", "elements": "path", "default": []},
             "config_root": {"type": "path", "default": "/etc/sglang"},
             "state_root": {"type": "path", "default": "/var/lib/sglang"},
+            "template": {"type": "str", "default": instance.TEMPLATE},
             "silence": {"type": "float", "default": lock.SILENCE},
             "holder": {"type": "dict"},
             "dead": {"type": "dict"},
@@ -170,8 +184,9 @@ def look(module: AnsibleModule) -> dict[str, Any]:
     name = deployment["spec"]["instance"]
     directory = Path(given["config_root"]) / name
     folders = [Path(folder) for folder in given["folders"]]
-    installed = standing.installed(standing.Wanted(given["unit"], given["user"], given["group"], folders))
-    running = instance.running(name)
+    wanted = standing.Wanted(given["unit"], given["user"], given["group"], folders)
+    installed = standing.installed(wanted, standing.unit_file(given["template"]))
+    running = instance.running(name, given["template"])
     try:
         good = ledger.last_good(Path(given["state_root"]) / name)
     except OSError as error:
@@ -194,11 +209,13 @@ def look(module: AnsibleModule) -> dict[str, Any]:
         "installed": installed,
         "current": current,
         "answers": current and standing.answers(deployment["spec"]["url"]),
-        "settled": current and standing.settled(deployment, directory, given["group"], running, good),
+        "settled": current and standing.settled(deployment, directory, given["group"], running, good, given["template"]),
         "running": running.as_dict(),
         "context": instance.context(deployment),
+        "shared": str(deployment["spec"].get("shared", "")),
         "last_good": good.deployment or {},
         "last_good_time": good.time,
+        "canary": canary.switched_on(name),
         "last_good_problem": instance.release_problem(good.deployment) if good.deployment else "",
     }
 

@@ -52,6 +52,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_deploy import instance, ledger, secrets, standing, status
+from ansible.module_utils.sglang_deploy.canary import record
 
 
 def main() -> None:
@@ -77,7 +78,8 @@ def main() -> None:
     keys = secrets.read(instance.live(name, Path(module.params["config_root"]) / name))
     key = keys.values.get("api_key", "") if keys else ""
     load = status.ask(spec["url"], bool(metrics), api_key=key) if running.active and spec else None
-    lines = status.lines(name, running, deployment, entries, load, status.gpu_memory(), edited)
+    canary = record.line(record.read(state))
+    lines = status.lines(name, running, deployment, entries, load, status.gpu_memory(), edited, canary)
     if unreadable:
         module.warn(f"{unreadable} lines of the ledger could not be read and are left as they are.")
     module.exit_json(changed=False, lines=lines, running=running.as_dict())

@@ -51,6 +51,14 @@ options:
         each a dictionary.
     type: dict
     default: {}
+  ranks:
+    description: Inventory hosts that run the instance together. Where the start of one has failed, the wait for all ends.
+    type: list
+    elements: str
+    default: []
+  attempt:
+    description: With O(ranks), what tells this start from others in the same play.
+    type: str
   fail:
     description: Whether a start that failed fails the task.
     type: bool

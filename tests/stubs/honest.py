@@ -121,6 +121,8 @@ class Honest:
             self.reply(handler, {"data": [{"id": "stub", "max_model_len": CONTEXT}]})
         elif path == "/server_info":
             self.reply(handler, {"model_path": "/stub", "chunked_prefill_size": CHUNK, "version": "0.0.0"})
+        elif path == "/health_generate":
+            self.reply(handler, {})
         elif path == "/get_load":
             self.reply(handler, [{"dp_rank": 0, "num_reqs": self.running}])
         else:

@@ -64,6 +64,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheel(folder, "sglang", "0.5.10", {"sglang/__init__.py": "import no_such_module\n"})
     torch = "import types\n__version__ = '2.9.1+cpu'\nversion = types.SimpleNamespace(cuda=None)\n"
     wheel(folder, "torch", "2.9.1+cpu", {"torch/__init__.py": torch}, ("numpy>=2",))
+    router = SERVER_ARGS.replace("ServerArgs", "RouterArgs")
+    wheel(folder, "sglang_router", "0.3.2", {"sglang_router/__init__.py": "", "sglang_router/router_args.py": router})
     for version in ("4.57.1", "5.2.0"):
         wheel(folder, "transformers", version, {"transformers/__init__.py": f"__version__ = {version!r}\n"})
     for version in ("2.0", "2.1", "2.2"):

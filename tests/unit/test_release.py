@@ -57,6 +57,22 @@ def left_over(root: Path) -> list[str]:
 # The whole build
 
 
+def test_a_router_is_built_by_the_same_means_and_asked_for_its_own_options(
+    index: release.Index, tmp_path: Path, uv: str
+) -> None:
+    source = {"kind": "index", "package": "sglang-router", "version": "0.3.2"}
+    stack = {"name": "router", "program": "sglang_router", "source": source, "python": ">=3.10"}
+    built = release.build(release.Request.from_stack(stack, index), tmp_path, uv=uv, python=sys.executable)
+    options = dialect.read(built.path / "options.json")
+    assert (options.sglang, options.find("--tp-size") is not None) == ("router 0.3.2", True)
+    assert built.receipt["versions"]["sglang"] == "router 0.3.2"
+
+
+def test_a_program_that_is_not_known_is_refused(index: release.Index) -> None:
+    with pytest.raises(release.ReleaseError, match="known are sglang and sglang_router"):
+        request_for(index, program="nginx")
+
+
 def test_a_release_is_built_whole_and_found_again(built: release.Built, index: release.Index, tmp_path: Path) -> None:
     assert built.path == tmp_path / "root" / "releases" / built.release_id
     assert left_over(tmp_path / "root") == [built.release_id]

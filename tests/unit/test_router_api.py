@@ -23,7 +23,8 @@ class Fake(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.workers: dict[str, dict[str, Any]] = {}
         self.jobs: list[tuple[int, str, dict[str, Any]]] = []
-        self.slow, self.key, self.asked = 0, KEY, []
+        self.slow, self.asked = 0, []
+        self.key: str | None = KEY
         self.form: Any = None
 
     @property
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else {}
         self.server.asked.append((what, self.path, body))
-        if self.headers.get("Authorization") != f"Bearer {self.server.key}":
+        if self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
             self.answer(401, {})
         elif what == "GET":
             self.server.step()
@@ -180,6 +181,13 @@ def test_its_administration_is_asked_with_the_key_of_its_own(fake: Fake) -> None
     assert Router(fake.url, KEY, ADMIN).workers() == ()
     with pytest.raises(router_api.RouterProblem, match="another api key"):
         Router(fake.url, KEY).workers()
+
+
+def test_a_router_with_a_key_that_does_not_ask_for_it_is_told(fake: Fake) -> None:
+    assert router_api.open_to_strangers(Router(fake.url, KEY)) == ""
+    fake.key = None
+    assert "without a key" in router_api.open_to_strangers(Router(fake.url, KEY))
+    assert router_api.open_to_strangers(Router(fake.url)) == ""
 
 
 def test_nobody_there_is_something_else_than_a_no(fake: Fake) -> None:

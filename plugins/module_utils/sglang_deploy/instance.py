@@ -19,6 +19,8 @@ from .jsonfile import dump, parse
 # The running process carries the hash of its launch spec, so that a run that was cut off between writing the files and
 # restarting the service is noticed by the next one.
 MARKER = "SGLANG_DEPLOYMENT"
+TEMPLATE = "sglang"
+"""Name of the template unit of servers; the router has its own."""
 RUNTIME_UNITS = Path("/run/systemd/system")
 """Where systemd reads settings of units that are gone after the next boot."""
 
@@ -54,8 +56,14 @@ class Written:
     diff: list[dict[str, str]] = field(default_factory=list)
 
 
-def unit_name(instance: str) -> str:
-    return f"sglang@{instance}.service"
+def unit_name(instance: str, template: str = TEMPLATE) -> str:
+    return f"{template}@{instance}.service"
+
+
+def parts_of(unit: str) -> tuple[str, str]:
+    """The name of an instance, and of the template, from the name of its unit."""
+    template, _, name = unit.removesuffix(".service").partition("@")
+    return name, template
 
 
 def local_url(host: str, port: int, scheme: str = "http") -> str:
@@ -99,7 +107,8 @@ def write(
 ) -> Written:
     """Bring the instance's files to what a deployment says.
 
-    deployment: `spec` (the launch spec), `launch` and `environment` (the texts that follow from it).
+    deployment: `spec` (the launch spec), `launch` and `environment` (the texts that follow from it), and `files`, further
+    texts by their name, where the program needs some.
     Every file is complete or untouched, and spec.json comes last: it names what the others already are.
     group: the group id of the service, which reads environment and keys. apply=False only compares.
     keys: those of a deployment that has some; None leaves the ones on the host. A deployment without keys has their file
@@ -111,6 +120,7 @@ def write(
         "environment": (str(deployment["environment"]), 0o640),
         "spec.json": (dump(deployment["spec"]), 0o644),
     }
+    wanted = {**{name: (str(text), 0o644) for name, text in (deployment.get("files") or {}).items()}, **wanted}
     named = bool(deployment["spec"].get("secrets"))
     # systemd reads the file as root where it hands the keys over; else the service does.
     alone = secrets.by_credential(deployment["spec"]["environment"])
@@ -153,6 +163,7 @@ def stage(
     group: int,
     runtime_units: Path = RUNTIME_UNITS,
     keys: secrets.Secrets | None = None,
+    template: str = TEMPLATE,
 ) -> None:
     """Make a deployment what the unit's next start runs, until it is accepted, discarded, or the host boots again.
 
@@ -167,7 +178,7 @@ def stage(
     link = candidate / candidate.name
     if not link.is_symlink():
         link.symlink_to(".")
-    setting = _setting(name, runtime_units)
+    setting = _setting(name, runtime_units, template)
     setting.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     path, own = (str(folder).replace("%", "%%") for folder in (candidate, directory))
     lines = [
@@ -184,17 +195,17 @@ def stage(
     replace(setting, "\n".join(lines) + "\n", 0o644)
 
 
-def live(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> Path:
+def live(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS, template: str = TEMPLATE) -> Path:
     """The folder that the unit's next start reads: the instance's own, or a candidate's."""
-    return directory / "candidate" if _setting(name, runtime_units).exists() else directory
+    return directory / "candidate" if _setting(name, runtime_units, template).exists() else directory
 
 
-def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> bool:
+def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS, template: str = TEMPLATE) -> bool:
     """Let the unit's next start run what the instance's own files say. Returns whether there was a candidate.
 
     A running process is left alone. Its files go last, so that systemd never points to a launch script that is gone.
     """
-    setting, candidate = _setting(name, runtime_units), directory / "candidate"
+    setting, candidate = _setting(name, runtime_units, template), directory / "candidate"
     if not (setting.exists() or candidate.exists()):
         return False
     setting.unlink(missing_ok=True)
@@ -203,8 +214,8 @@ def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS) -> 
     return True
 
 
-def _setting(name: str, runtime_units: Path) -> Path:
-    return runtime_units / f"{unit_name(name)}.d" / "candidate.conf"
+def _setting(name: str, runtime_units: Path, template: str) -> Path:
+    return runtime_units / f"{unit_name(name, template)}.d" / "candidate.conf"
 
 
 def secrets_problem(deployment: Mapping[str, Any], directory: Path) -> str:
@@ -272,12 +283,12 @@ def whole(spec: Any) -> bool:
     return isinstance(variables, dict) and all(isinstance(one, dict) and "value" in one for one in variables.values())
 
 
-def replace(path: Path, text: str, mode: int, group: int = -1) -> None:
+def replace(path: Path, text: str | bytes, mode: int, group: int = -1) -> None:
     """Replace a file's content at once: a reader sees the old text or the new one, also after a power cut."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(text if isinstance(text, bytes) else text.encode())
             stream.flush()
             os.fchmod(stream.fileno(), mode)
             os.fchown(stream.fileno(), os.geteuid(), group)
@@ -288,7 +299,7 @@ def replace(path: Path, text: str, mode: int, group: int = -1) -> None:
         raise
 
 
-def running(instance: str) -> Running:
+def running(instance: str, template: str = TEMPLATE) -> Running:
     """Ask systemd, and the main process, what runs for an instance."""
     wanted = (
         "ActiveState",
@@ -302,7 +313,7 @@ def running(instance: str) -> Running:
         "ExecMainStartTimestampMonotonic",
     )
     shown = subprocess.run(
-        ["systemctl", "show", unit_name(instance), "--property=" + ",".join(wanted)],
+        ["systemctl", "show", unit_name(instance, template), "--property=" + ",".join(wanted)],
         capture_output=True,
         text=True,
         check=False,

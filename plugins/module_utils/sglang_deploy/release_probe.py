@@ -53,9 +53,25 @@ def distributions() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def main(target: str) -> None:
-    """Import SGLang and torch, then write ``{"sglang", "torch", "cuda", "packages", "options"}`` to ``target``."""
+def router() -> dict[str, Any]:
+    """The router's version and options; it has neither SGLang nor torch."""
+    from sglang_router.router_args import RouterArgs  # type: ignore[import-not-found,unused-ignore]
+
+    parser = argparse.ArgumentParser(add_help=False)
+    RouterArgs.add_cli_args(parser)
+    version = importlib.metadata.version("sglang-router")
+    return {"sglang": f"router {version}", "torch": None, "cuda": None, "options": options(parser)}
+
+
+def main(target: str, program: str) -> None:
+    """Import the program, then write ``{"sglang", "torch", "cuda", "packages", "options"}`` to ``target``.
+
+    ``program`` is ``sglang``, which brings torch, or ``sglang_router``.
+    """
     packages = distributions()  # first: setuptools, once imported, puts what it carries onto the path
+    if program == "sglang_router":
+        Path(target).write_text(json.dumps({**router(), "packages": packages}), encoding="utf-8")
+        return
     import sglang  # type: ignore[import-not-found,unused-ignore]
     import torch  # type: ignore[import-not-found,unused-ignore]
     from sglang.srt.server_args import ServerArgs  # type: ignore[import-not-found,unused-ignore]
@@ -73,4 +89,4 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -18,6 +18,8 @@ from .release_uv import Index
 from .release_wheelhouse import Wheelhouse, WheelhouseError
 
 SOURCES = ("index", "git")
+SERVER, ROUTER = "sglang", "sglang_router"
+"""Packages whose parser a release can be asked for."""
 _URL = re.compile(r"(https?|ssh|git|file)://\S+|/\S+|[\w.-]+@[\w.-]+:\S+")
 
 
@@ -34,7 +36,8 @@ class Request:
     ``disk_mib`` must be free.
     ``excludes`` are packages that nothing brings in; ``system`` are packages that the host's own Python must have, which
     the release then sees, and ``given`` the versions that were found of them.
-    With a ``wheelhouse`` everything comes from there, and ``source`` says what it was made from.
+    With a ``wheelhouse`` everything comes from there, and ``source`` says what it was made from. ``program`` is SERVER or
+    ROUTER: what the finished environment is asked for its version and options.
     """
 
     stack: str
@@ -56,6 +59,7 @@ class Request:
     system: tuple[str, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     wheelhouse: Wheelhouse | None = None
+    program: str = SERVER
 
     @classmethod
     def from_stack(
@@ -111,6 +115,9 @@ class Request:
         if stack.get("constraints") and not constraints.strip():
             raise ReleaseError(f"Stack {name}: the text of its constraints file {stack['constraints']} was not given.")
         version = source.get("version") or (sglang if sglang and release_git.version_of(sglang) else None)
+        program = str(stack.get("program") or SERVER)
+        if program not in (SERVER, ROUTER):
+            raise ReleaseError(f"Stack {name}: program {program!r} is not known; known are {SERVER} and {ROUTER}.")
         return cls(
             stack=name,
             source=source,
@@ -121,7 +128,7 @@ class Request:
             constraints=tuple(
                 line.strip() for line in constraints.splitlines() if line.strip() and not line.strip().startswith("#")
             ),
-            expected={**({"sglang": version} if version else {}), **_expected(stack)},
+            expected={**({canonical_name(program): version} if version else {}), **_expected(stack)},
             proofs=_strings(stack, "proofs"),
             environment={str(key): str(value) for key, value in dict(stack.get("environment") or {}).items()},
             disk_mib=int(stack.get("disk_mib") or 0),
@@ -130,6 +137,7 @@ class Request:
             patches=tuple(patches),
             excludes=_strings(stack, "excludes"),
             system=_strings(stack, "system_site_packages"),
+            program=program,
         )
 
     def from_wheelhouse(self, wheelhouse: Wheelhouse) -> Request:
@@ -183,7 +191,9 @@ def asked(request: Request) -> dict[str, object]:
         expected.pop("sglang", None)
         source.pop("version", None)
     choices = {key: value for key, value in request.environment.items() if key.startswith("SGLANG_BUILD_")}
+    other = {} if request.program == SERVER else {"program": request.program}
     return {
+        **other,
         "stack": request.stack,
         "source": source,
         "requirements": sorted(request.requirements),

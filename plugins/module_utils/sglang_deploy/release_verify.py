@@ -27,7 +27,7 @@ def probe(python: Path, request: Request, work: Path) -> dict[str, Any]:
     env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(home), "LANG": "C.UTF-8", **request.environment}
     env["HF_HUB_OFFLINE"] = "1"
     done = subprocess.run(
-        [str(python), "-I", "-B", "-c", source, str(target)],
+        [str(python), "-I", "-B", "-c", source, str(target), request.program],
         capture_output=True,
         text=True,
         errors="replace",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .launch_spec import LaunchSpec
 from .names import environment_name_problem, text_problem
@@ -19,14 +19,14 @@ MODULE = ("-m", "sglang.launch_server")  # what the release's Python runs
 _SPECIAL = re.compile(r'(["\\`$])')
 
 
-def launch_script(spec: LaunchSpec, python: str, environment_file: str) -> str:
-    """A POSIX shell script that runs the instance: `python` is the release's interpreter, `environment_file` an
-    absolute path.
+def launch_script(spec: LaunchSpec, python: str, environment_file: str, program: Sequence[str] = MODULE) -> str:
+    """A POSIX shell script that runs the instance: `python` is the release's interpreter and `program` what it runs,
+    `environment_file` an absolute path.
 
     One option a line, so that a person can read it and a diff shows one change. It may be run by hand: it reads the
     environment file itself, which is harmless under systemd, where the same values are already set.
     """
-    lines = [" ".join(MODULE), *(" ".join(map(shlex.quote, words)) for words in option_lines(spec.argv))]
+    lines = [" ".join(map(shlex.quote, program)), *(" ".join(map(shlex.quote, words)) for words in option_lines(spec.argv))]
     command = " \\\n    ".join(lines)
     return f"""#!/bin/sh
 # Instance {spec.instance}: SGLang {spec.sglang_version}, stack {spec.stack}, profile {spec.profile}

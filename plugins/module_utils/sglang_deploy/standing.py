@@ -17,6 +17,13 @@ from . import instance, ledger, local_http
 from .jsonfile import dump
 
 UNIT = Path("/etc/systemd/system/sglang@.service")
+
+
+def unit_file(template: str) -> Path:
+    """Where the role installs a template unit."""
+    return UNIT.with_name(f"{template}@.service")
+
+
 FOLDER_MODE = 0o755
 UNIT_MODE = 0o644
 
@@ -50,13 +57,14 @@ def settled(
     group: str,
     running: instance.Running,
     good: ledger.LastGood,
+    template: str = instance.TEMPLATE,
 ) -> bool:
     """Whether a deployment that runs is also accepted: its files, the start at boot and the ledger say so.
 
     directory: of the instance's own files. Keys need no look of their own: the id of other keys makes another launch spec.
     """
     name = str(deployment["spec"]["instance"])
-    candidate = instance.live(name, directory) != directory or (directory / "candidate").exists()
+    candidate = instance.live(name, directory, template=template) != directory or (directory / "candidate").exists()
     if not running.enabled or candidate or good.deployment is None:
         return False
     if good.deployment["spec"]["hash"] != deployment["spec"]["hash"]:

@@ -28,9 +28,14 @@ class Check:
     seconds: float
 
 
+PART = "part"
+"""Level for an instance that only prefills or only decodes: it answers nobody by itself, so process and settings are looked
+at, and the decode check is the router's gate."""
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a run. `ok`: no check failed and an answer was decoded. `answer` is that one, to show.
+    """The result of a run. `ok`: no check failed and, but for the level PART, an answer was decoded. `answer` is that one.
 
     effective: what the server says it runs, secrets left out.
     """
@@ -46,7 +51,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return self.answer is not None and all(check.ok is not False for check in self.checks)
+        return (self.answer is not None or self.level == PART) and all(check.ok is not False for check in self.checks)
 
     @property
     def failed(self) -> tuple[Check, ...]:
