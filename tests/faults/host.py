@@ -159,7 +159,7 @@ def wait(ready: Any, seconds: float, message: str) -> None:
 def versions() -> dict[str, str]:
     """Of what the results were got with."""
     receipt = json.loads(shell("cat $RELEASES/cpu-*/receipt.json"))
-    kernel = shell("uname -r").strip()
+    kernel = shell("uname -r").split("-")[0].strip()
     system = shell(". /etc/os-release; echo $PRETTY_NAME").strip()
     ansible = subprocess.run(["ansible", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     return {"SGLang": str(receipt["versions"]["sglang"]), "host": f"{system}, Linux {kernel}", "controller": ansible}
