@@ -83,7 +83,7 @@ def test_settled_means_files_boot_and_ledger(deployment: dict[str, Any], tmp_pat
     assert not standing.settled(deployment, directory, GROUP, RUNNING, good), "an edit by hand is undone"
     instance.write(deployment, directory, os.getgid())
     (directory / "candidate").mkdir()
-    assert not standing.settled(deployment, directory, GROUP, RUNNING, good), "what a run left that was cut off is taken away"
+    assert not standing.settled(deployment, directory, GROUP, RUNNING, good), "what is left of a run is taken away"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the instance's files belong to root")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Ask a server all the time, plain and streamed in turn, and count: client.py URL KEY OUT.
 
-Four threads ask until OUT.stop is there. A line of OUT for each request: when it began, how long it took, its kind, `ok` or what
-was wrong. An answer counts as ok when it is complete: status 200, all tokens, and of a stream its end, too.
+Four threads ask until OUT.stop is there. A line of OUT for each request: when it began, how long it took, its kind, `ok` or
+what was wrong. An answer counts as ok when it is complete: status 200, all tokens, and of a stream its end, too.
 """
 
 from __future__ import annotations

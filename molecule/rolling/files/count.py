@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Count what client.py wrote: count.py OUT. Prints JSON; waits a minute for the requests that run when the client is stopped."""
+"""Count what client.py wrote: count.py OUT. Prints JSON; waits a minute for requests that run when the client is stopped."""
 
 from __future__ import annotations
 
