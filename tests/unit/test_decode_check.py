@@ -24,9 +24,11 @@ from stubs import broken
 from stubs.honest import VOCABULARY, Honest
 
 LIMITS = Limits(connect=1.0, silence=1.0, check=2.0, total=30.0, freed=0.5, soak=0.3)
+# Where no limit is to be met: how busy this machine is says nothing of the server.
+PATIENT = Limits(connect=10.0, silence=20.0, check=60.0, total=300.0, freed=0.5, soak=0.3)
 
 
-def check(server: Honest, level: str = "full", kind: str = "auto", limits: Limits = LIMITS, **expect: object) -> Verdict:
+def check(server: Honest, level: str = "full", kind: str = "auto", limits: Limits = PATIENT, **expect: object) -> Verdict:
     wanted: dict[str, object] = {"model": "stub", "real_model": server.trained, "vocab_size": VOCABULARY}
     wanted |= {"reasoning_parser": "glm45", "tool_call_parser": "glm47"}
     return run(Server(server.url, limits=limits, kind=kind), level, Expectations(**(wanted | expect)))  # type: ignore[arg-type]
@@ -64,9 +66,8 @@ def test_honest_server_passes(trained: bool, level: str) -> None:
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_honest_server_passes_twenty_times(trained: bool) -> None:
-    # With the limits of real use: how busy the machine is says nothing of the server.
     with Honest(trained) as server:
-        assert [check(server, "quick" if trained else "full", limits=Limits()).ok for _ in range(20)] == [True] * 20
+        assert [check(server, "quick" if trained else "full").ok for _ in range(20)] == [True] * 20
 
 
 def test_honest_openai_server_passes_without_native_endpoints() -> None:
@@ -154,17 +155,22 @@ CONTROLS = [
 ]
 
 
+SLOW = (broken.StreamWithoutEnd, broken.OneSlotKept, broken.SlowDrip, broken.SlowHeaders, broken.Silent)
+"""Those that are refused by a limit of time."""
+
+
 @pytest.mark.parametrize(("control", "trained", "name", "words"), CONTROLS, ids=lambda v: getattr(v, "__name__", None))
 def test_broken_server_is_refused_by_name_and_in_time(control: type[Honest], trained: bool, name: str, words: str) -> None:
+    limits = LIMITS if control in SLOW else PATIENT
     begun = time.monotonic()
     with control(trained) as server:
-        verdict = check(server)
-    assert time.monotonic() - begun < 10
+        verdict = check(server, limits=limits)
+    assert time.monotonic() - begun < limits.total
     assert not verdict.ok
     refused = find(verdict, name)
     assert refused.ok is False, verdict.lines()
     assert any(w in refused.summary for w in words.split("|")), refused.summary
-    assert all(c.seconds <= LIMITS.check + 0.5 for c in verdict.checks), verdict.lines()
+    assert all(c.seconds <= limits.check + 0.5 for c in verdict.checks), verdict.lines()
     json.dumps(verdict.as_dict(), allow_nan=False)
 
 
@@ -190,7 +196,7 @@ def test_nothing_listening() -> None:
 
 def test_a_silent_server_ends_the_run_at_its_first_check() -> None:
     with broken.Silent() as server:
-        verdict = check(server)
+        verdict = check(server, limits=LIMITS)
     assert verdict.seconds < 5
     assert find(verdict, "stream").ok is None
     assert find(verdict, "stream").summary.startswith("not run: greedy_chat")
