@@ -151,6 +151,10 @@ def test_settings_are_taken_from_the_servers_own_line() -> None:
     assert diagnose(log.replace("NGRAM", "x")).cls == "deps_pinning"
 
 
+def test_a_torch_without_cuda_is_no_missing_kernel() -> None:
+    assert diagnose("AssertionError: Torch not compiled with CUDA enabled").findings[0].id == "torch-without-cuda"
+
+
 def test_answers_are_evidence_too() -> None:
     assert diagnose("", answers=["null_logprobs"]).findings[0].id == "nan-answers"
     assert diagnose("", answers=["uniform_logprobs"]).cls == "fp4_kernel_numeric"
