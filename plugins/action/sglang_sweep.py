@@ -76,7 +76,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     def _sweep(self, args: Mapping[str, Any]) -> Sweep:
         asked = self._plan_args()
         plain = self._asked(asked)
-        given = args["space"]
+        given = plain(args["space"])
         found = spaces.load(
             PROJECT / "catalog" / "sweeps.yml",
             plain.entries,
@@ -91,7 +91,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             found, plain.entries, profiles, plain.book, plain.context, [str(name) for name in asked["allow"]]
         )
         spec = launch_spec.resolve(plain.entries, profiles[found.profiles[0]])
-        facts = pin.facts(asked)
+        facts = plain(pin.facts(asked))
         question = trials.digest(
             [
                 [found.profiles, [[each.name, [value.label for value in each.values]] for each in found.dimensions]],
@@ -287,8 +287,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             workload=sweep.workload,
             facts=sweep.facts,
             unit=unit,
-            base_backends=dict(sweep.plan_args["backends"] or {}),
-            base_environment=dict(sweep.plan_args["environment"] or {}),
+            base_backends=plain(sweep.plan_args["backends"] or {}),
+            base_environment=plain(sweep.plan_args["environment"] or {}),
             date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         )
         folder.mkdir(parents=True, exist_ok=True)
@@ -358,6 +358,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
 
     def _say(self, lines: list[str], colour: str | None = None) -> None:
         Display().display("\n".join(stringc(line, colour) if colour else line for line in lines))
+
+
+def plain(value: Any) -> Any:
+    """Data of a play without the tags that ansible-core puts on it, which YAML cannot write."""
+    return json.loads(json.dumps(value))
 
 
 def _question(args: Mapping[str, Any]) -> tuple[measure.Objective, measure.Workload]:

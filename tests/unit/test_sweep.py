@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
 from sglang_deploy import catalog, launch_spec, ledger, plan, rules
 from sglang_deploy.sweep import agreement, board, gpu, measure, order, outcome, pin, prune, report, space, trials
+from test_planning import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = catalog.load(ROOT / "catalog")
@@ -421,3 +423,10 @@ def test_lengths_and_values_read_well() -> None:
     assert [board.spell(each) for each in (5, 300, 7200 + 60)] == ["5 s", "5 min", "2 h 1 min"]
     assert board.value_text(123.456, 1.2, "tok/s") == "123.5 ±1.2 tok/s"
     assert board.value_text(-1.25, 0, "tok/s") == "1.25 x ceiling"
+
+
+def test_what_a_play_gives_has_ansibles_tags_and_is_written_without_them() -> None:
+    tagged = DataLoader().load("max_running_requests: [4]\nlayout: {two: {tp_size: 2}}")
+    with pytest.raises(yaml.representer.RepresenterError):
+        yaml.safe_dump(tagged)
+    assert yaml.safe_load(yaml.safe_dump(plugin("sglang_sweep").plain(tagged))) == tagged
