@@ -76,7 +76,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     def _sweep(self, args: Mapping[str, Any]) -> Sweep:
         asked = self._plan_args()
         plain = self._asked(asked)
-        given = plain(args["space"])
+        given = untagged(args["space"])
         found = spaces.load(
             PROJECT / "catalog" / "sweeps.yml",
             plain.entries,
@@ -91,7 +91,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             found, plain.entries, profiles, plain.book, plain.context, [str(name) for name in asked["allow"]]
         )
         spec = launch_spec.resolve(plain.entries, profiles[found.profiles[0]])
-        facts = plain(pin.facts(asked))
+        facts = untagged(pin.facts(asked))
         question = trials.digest(
             [
                 [found.profiles, [[each.name, [value.label for value in each.values]] for each in found.dimensions]],
@@ -287,8 +287,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             workload=sweep.workload,
             facts=sweep.facts,
             unit=unit,
-            base_backends=plain(sweep.plan_args["backends"] or {}),
-            base_environment=plain(sweep.plan_args["environment"] or {}),
+            base_backends=untagged(sweep.plan_args["backends"] or {}),
+            base_environment=untagged(sweep.plan_args["environment"] or {}),
             date=datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         )
         folder.mkdir(parents=True, exist_ok=True)
@@ -360,7 +360,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         Display().display("\n".join(stringc(line, colour) if colour else line for line in lines))
 
 
-def plain(value: Any) -> Any:
+def untagged(value: Any) -> Any:
     """Data of a play without the tags that ansible-core puts on it, which YAML cannot write."""
     return json.loads(json.dumps(value))
 

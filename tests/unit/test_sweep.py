@@ -429,4 +429,4 @@ def test_what_a_play_gives_has_ansibles_tags_and_is_written_without_them() -> No
     tagged = DataLoader().load("max_running_requests: [4]\nlayout: {two: {tp_size: 2}}")
     with pytest.raises(yaml.representer.RepresenterError):
         yaml.safe_dump(tagged)
-    assert yaml.safe_load(yaml.safe_dump(plugin("sglang_sweep").plain(tagged))) == tagged
+    assert yaml.safe_load(yaml.safe_dump(plugin("sglang_sweep").untagged(tagged))) == tagged
