@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import pytest
+from loading import plugin
 from sglang_deploy import lock
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def plugin(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"action_{name}", ROOT / "plugins" / "action" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(name: str, answers: list[dict[str, Any]], **args: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import pytest
 from ansible import constants
 from ansible.errors import AnsibleActionFail
+from loading import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def plugin(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"action_{name}", ROOT / "plugins" / "action" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def before(shared: str = "s", current: bool = True, good: str = "g", problem: str = "") -> dict[str, Any]:

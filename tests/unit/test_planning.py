@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -15,6 +12,7 @@ import pytest
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
+from loading import plugin
 from sglang_deploy import catalog as catalogs
 from sglang_deploy import known as knowledge
 from sglang_deploy import planning
@@ -142,15 +140,6 @@ def test_the_catalog_warns_of_other_chips_and_refuted_profiles() -> None:
 
 
 # --- the action plugins, as the plays call them ---
-
-
-def plugin(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"action_{name}", ROOT / "plugins" / "action" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the names in annotations
-    spec.loader.exec_module(module)
-    return module
 
 
 def variables(*files: str) -> dict[str, Any]:

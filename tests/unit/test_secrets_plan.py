@@ -8,8 +8,9 @@ from unittest import mock
 
 import pytest
 from ansible.errors import AnsibleActionFail
+from loading import plugin
 from sglang_deploy import secrets
-from test_planning import arguments, plugin, variables
+from test_planning import arguments, variables
 
 KEY, ADMIN = "sk-0123456789abcdef", "adm-0123456789abcdef"
 TLS = {"certificate": "/etc/ssl/sglang/a.pem", "key": "/etc/ssl/sglang/a.key", "name": "glm5.example.com", "ca": ""}

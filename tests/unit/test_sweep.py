@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
+from loading import plugin
 from sglang_deploy import catalog, launch_spec, ledger, plan, rules
 from sglang_deploy.sweep import agreement, board, gpu, measure, order, outcome, pin, prune, report, space, trials
-from test_planning import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = catalog.load(ROOT / "catalog")

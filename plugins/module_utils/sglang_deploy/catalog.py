@@ -21,6 +21,7 @@ from . import dialect as dialects
 from .dialect import VALUE, Dialect, OptionMap, Setting, SettingError
 from .fields import FieldError, build
 from .names import MOVING_REFS, environment_name_problem, suggest, text_problem
+from .problems import Problems
 from .release_git import UPSTREAM
 
 SOURCE_KINDS = ("index", "git", "wheelhouse")
@@ -31,12 +32,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times 
 _TYPES = ("string", "int", "float", "bool", "json", "string_or_bool")
 
 
-class CatalogError(ValueError):
+class CatalogError(Problems):
     """The catalog, or a user's entry in it, is wrong. `problems` lists everything, each with its place and the fix."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,17 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from .names import suggest
+from .problems import Problems
 
 T = TypeVar("T")
 
 
-class FieldError(ValueError):
+class FieldError(Problems):
     """Entries that do not have the form they should. `problems` lists them all, each with its place."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
 
 
 def build(cls: type[T], data: object, where: str, **given: Any) -> T:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .problems import Problems
 from .secrets import ID_VARIABLE
 
 OWN = ("node_rank", "host")
@@ -20,12 +21,10 @@ INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """How NCCL and Gloo are told the network interface between hosts (their documentation)."""
 
 
-class NodesError(ValueError):
+class NodesError(Problems):
     """The hosts cannot be one instance. `problems` lists everything, each with what to write instead."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(f"- {problem}" for problem in problems))
-        self.problems = tuple(problems)
+    mark = "- "
 
 
 @dataclass(frozen=True)

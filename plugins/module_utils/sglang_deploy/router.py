@@ -22,6 +22,7 @@ from .dialect import Dialect, Option, text_of
 from .fields import FieldError, build
 from .launch_spec import Choice, LaunchSpec, Variable
 from .names import instance_problem, suggest, text_problem
+from .problems import Problems
 
 TEMPLATE = "sglang-router"
 """Name of the template unit."""
@@ -53,12 +54,10 @@ RESERVED = {
 """Settings that are given in another way, or not at all, and why."""
 
 
-class RouterError(ValueError):
+class RouterError(Problems):
     """The router cannot be run as asked for. `problems` lists everything, each with what to write instead."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(f"- {problem}" for problem in problems))
-        self.problems = tuple(problems)
+    mark = "- "
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..problems import Problems
 
 LOOPBACK = ("", "localhost", "::1")
 SHOWN = 5
@@ -42,12 +44,8 @@ class Target:
         return {"targets": [self.address], "labels": dict(self.labels)}
 
 
-class UnreachableTargets(ValueError):
+class UnreachableTargets(Problems):
     """Some of them cannot be scraped. `problems` says why, each with what to write."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
 
 
 def servers(hosts: Iterable[Host], watcher: str) -> list[Target]:
