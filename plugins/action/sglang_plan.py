@@ -193,7 +193,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
             raise AnsibleConnectionFailure(str(answer.get("msg")))
         if problems := answer.get("problems", [answer.get("msg")]):
             raise AnsibleActionFail(_cannot_run([f"- sglang_tls_certificate: {problem}" for problem in problems]))
-        return [f"certificate: {warning}" for warning in answer["warnings"]]
+        return [f"certificate: {warning}" for warning in answer["soon"]]
 
     def _identity(self, args: Mapping[str, Any], keys: Mapping[str, str], task_vars: dict[str, Any]) -> str:
         """The id of these keys: that of the host's where they are the same."""

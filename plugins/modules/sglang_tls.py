@@ -48,8 +48,8 @@ problems:
   returned: always
   type: list
   elements: str
-warnings:
-  description: What will soon be one.
+soon:
+  description: What will soon be one (not C(warnings), which Ansible takes out of every module's result).
   returned: always
   type: list
   elements: str
@@ -81,9 +81,9 @@ def main() -> None:
         group = grp.getgrnam(given["group"]).gr_gid
     except KeyError:
         missing = f"The service's group {given['group']} does not exist yet: groupadd --system {given['group']}"
-        module.exit_json(changed=False, problems=[missing], warnings=[], until="")
+        module.exit_json(changed=False, problems=[missing], soon=[], until="")
     found = tls.examine(Path(given["certificate"]), Path(given["key"]), given["name"], group)
-    module.exit_json(changed=False, problems=list(found.problems), warnings=list(found.warnings), until=found.until)
+    module.exit_json(changed=False, problems=list(found.problems), soon=list(found.warnings), until=found.until)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_what_cannot_be_is_refused(more: dict[str, Any], said: str) -> None:
 
 
 def test_https_is_spelled_as_the_release_spells_it_and_the_gate_knows_the_name() -> None:
-    answers = {"sglang_tls": {"problems": [], "warnings": ["ends soon"]}}
+    answers = {"sglang_tls": {"problems": [], "soon": ["ends soon"]}}
     result, called = run(answers, tls=TLS, show=True, given=CPU)
     spec = result["deployment"]["spec"]
     assert called.call_args.kwargs["module_args"]["name"] == "glm5.example.com"
@@ -102,7 +102,7 @@ def test_https_is_spelled_as_the_release_spells_it_and_the_gate_knows_the_name()
     assert spec["tls"] == {"name": "glm5.example.com", "ca": ""}
     assert {"--ssl-certfile", "--ssl-keyfile"} <= set(spec["argv"])
     with pytest.raises(AnsibleActionFail, match="it ended"):
-        run({"sglang_tls": {"problems": ["it ended"], "warnings": []}}, tls=TLS, show=True, given=CPU)
+        run({"sglang_tls": {"problems": ["it ended"], "soon": []}}, tls=TLS, show=True, given=CPU)
 
 
 def test_the_release_is_asked_without_what_the_keys_added() -> None:
