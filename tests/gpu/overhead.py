@@ -12,7 +12,7 @@ from typing import Any
 import boot
 from lab import INSTANCE, Lab, expect
 
-PAIRS = 5
+PAIRS = 3
 LOAD = {"random-input-len": 512, "random-output-len": 128, "num-prompts": 48, "max-concurrency": 16}
 
 
