@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time a first deployment and runs that find nothing to change, on 1, 2 and 4 containers of the lab.
+"""Time a first deployment, runs that find nothing to change, a look at the status and a swap, on 1, 2 and 4 containers.
 
     python bench/deploy.py [--hosts 1 2 4] [--repeat 3]
 
@@ -24,6 +24,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST_NUMBER = 31  # lab numbers of the bench, apart from those of the demo and the tests
+SWAP = '--extra-vars={"sglang_settings": {"chunked_prefill_size": 512}}'
 PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 
 
@@ -61,6 +62,10 @@ def measure(count: int, repeat: int, folder: Path) -> dict[str, object]:
         if any(changed for _, changed in again):
             sys.exit(f"{count} hosts: a second run changed something")
         memory = resident_mb(hosts[0])
+        status, _ = run(inventory, "playbooks/status.yml")
+        swap, swapped = run(inventory, "deploy-glm5.yml", SWAP)
+        if not swapped:
+            sys.exit(f"{count} hosts: the swap changed nothing")
     finally:
         subprocess.run(["podman", "rm", "--force", "--ignore", "--time=2", *hosts], check=True, stdout=subprocess.DEVNULL)
     seconds = [duration for duration, _ in again]
@@ -70,18 +75,21 @@ def measure(count: int, repeat: int, folder: Path) -> dict[str, object]:
         "first_s": round(first, 1),
         "again_s": round(statistics.median(seconds), 1),
         "again_all_s": [round(duration, 1) for duration in seconds],
+        "status_s": round(status, 1),
+        "swap_s": round(swap, 1),
         "server_mb": memory,
     }
-    print(f"{count} hosts: first {first:.0f} s, again {statistics.median(seconds):.1f} s, server {memory} MB", flush=True)
+    told = f"first {first:.0f} s, again {statistics.median(seconds):.1f} s, status {status:.1f} s, swap {swap:.0f} s"
+    print(f"{count} hosts: {told}, server {memory} MB", flush=True)
     return result
 
 
-def run(inventory: Path, playbook: str) -> tuple[float, bool]:
+def run(inventory: Path, playbook: str, *more: str) -> tuple[float, bool]:
     """Run a play; seconds, and whether a host of the lab was changed. Ends the bench where it fails."""
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     started = time.monotonic()
     done = subprocess.run(
-        [str(PLAYBOOK), "-i", str(inventory), playbook],
+        [str(PLAYBOOK), "-i", str(inventory), playbook, *more],
         cwd=ROOT,
         env=environment,
         capture_output=True,
