@@ -129,7 +129,7 @@ def inventory(count: int) -> dict[str, Any]:
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "sglang_host_facts": facts,
-        "sglang_host": "0.0.0.0",  # noqa: S104 - in an inventory  # nosec B104
+        "sglang_host": "0.0.0.0",  # noqa: S104 - in an inventory
         "sglang_allow": ["open-bind"],
         "sglang_settings": {"enable_metrics": True, "reasoning_parser": "glm45", "tool_call_parser": "glm47"},
     }

@@ -19,7 +19,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 # Ansible finds a project's module_utils for modules only, which run on hosts; here they are plain Python.
 sys.path.insert(0, str(PROJECT / "plugins" / "module_utils"))
 
-from sglang_deploy import catalog, fields, host_facts, host_gather, host_judge, host_needs, host_report, known  # noqa: E402
+from sglang_deploy import (  # noqa: E402
+    catalog,
+    fields,
+    host_facts,
+    host_gather,
+    host_judge,
+    host_needs,
+    host_report,
+    hub,
+    known,
+)
 from sglang_deploy.host_evidence import Evidence  # noqa: E402
 
 DEFAULTS: Mapping[str, Any] = {
@@ -86,15 +96,17 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
 def question(args: Mapping[str, Any], needs: host_needs.Needs, spec: Mapping[str, Any]) -> dict[str, Any]:
     """What the module is to look at."""
     settings = {name: entry["value"] for name, entry in spec["settings"].items()}
-    caches = [needs.environment.get(name) for name in ("HF_HUB_CACHE", "HF_HOME")]  # in the hub library's order
+    home = needs.environment.get("HF_HOME") or f"{args['cache_root']}/huggingface"
+    cache = needs.environment.get("HF_HUB_CACHE") or f"{home}/hub"  # in the hub library's order
+    model = str(args["model"])
     weights = {
-        "server": next((path for path in caches if path), str(args["cache_root"])),
+        "server": model if model.startswith("/") else hub.repo_folder(cache, model),
         "hub": str(args["model_root"]),
     }
     return {
         "places": {
             host_gather.RELEASES: str(args["root"]),
-            host_gather.WEIGHTS: weights.get(str(args["model_source"]), str(args["model"])),
+            host_gather.WEIGHTS: weights.get(str(args["model_source"]), model),
             host_gather.CACHES: str(args["cache_root"]),
         },
         "ports": [{"instance": needs.instance, "address": str(settings["host"]), "port": int(str(settings["port"]))}],

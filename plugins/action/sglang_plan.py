@@ -65,7 +65,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     nodes: hosts of the instance in the order of their ranks (none for one host), port and interface.
     keys: the instance's keys by name; they end here and on the host, and are in nothing that is returned.
     credentials: whether systemd hands the keys over (LoadCredential).
-    tls: certificate, key, name and ca of HTTPS, all paths on the host, empty for HTTP.
+    tls: certificate, key, name and ca of HTTPS, all paths on the host, empty for HTTP. hardening: sglang_hardening.
     pin: folder with the results of sweeps; a pin in it is laid over everything else. Empty reads none.
     show: ask the release itself, show the plan and write it to .cache/plan/HOST-INSTANCE.json.
 
@@ -176,18 +176,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         receipt = release.get("receipt")
         versions = planning.versions_of_receipt(receipt, stack) if receipt else planning.versions_of_stack(stack)
         versions = replace(versions, patched=versions.patched or bool(args["patched"]))
-        model = replace(knowledge.model(served.name), local=Path(spec.model).is_absolute())
+        told = (args["host_facts"] or {}).get("host") or {}
+        local = Path(spec.model).is_absolute()
+        model = replace(knowledge.model(served.name), local=local, fetched=None if local else told.get("weights"))
         if summary := (args["model_facts"] or {}).get("model"):
             model = planning.over(planning.model_of(summary, knowledge), model)
             model = replace(model, writable=bool(args["model_facts"].get("writable")))
-        host = planning.host_of((args["host_facts"] or {}).get("host") or {})
+        host = planning.host_of(told)
         context = plans.context_of(spec, spoken, versions=versions, host=host, model=model)
         return context, list(planning.noted(stack, profile, host, model))
 
     def _certificate(self, args: Mapping[str, Any], task_vars: dict[str, Any]) -> list[str]:
         """What is to be said of the certificate on the host. Fails where it cannot be used."""
         tls = _tls(args)
-        call = {"certificate": tls["certificate"], "key": tls["key"], "name": _tls_name(args), "group": args["group"]}
+        call = {
+            "certificate": tls["certificate"],
+            "key": tls["key"],
+            "name": _tls_name(args),
+            "group": args["group"],
+            "hardening": args.get("hardening") or {},
+        }
         answer = self._execute_module(module_name="sglang_tls", module_args=call, task_vars=task_vars)
         if answer.get("unreachable"):
             raise AnsibleConnectionFailure(str(answer.get("msg")))
@@ -411,7 +419,7 @@ def _tls(args: Mapping[str, Any]) -> dict[str, str]:
 def _tls_name(args: Mapping[str, Any]) -> str:
     """The name that the certificate must be for; a wildcard address is no name."""
     host = str(args["host"] or "")
-    return _tls(args)["name"] or ("" if host in ("", "0.0.0.0", "::") else host)  # noqa: S104 - compared only  # nosec B104
+    return _tls(args)["name"] or ("" if host in ("", "0.0.0.0", "::") else host)  # noqa: S104 - compared only
 
 
 def _with_keys(

@@ -138,7 +138,7 @@ def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None
     }
     try:
         if state == "discarded":
-            changed = not module.check_mode and instance.discard(name, directory, template=template)
+            changed = instance.discard(name, directory, template=template, apply=not module.check_mode)
             if not module.check_mode:
                 lock.release(module.params["holder"])  # what was to be deployed is given up
             module.exit_json(changed=changed, **result)
@@ -150,8 +150,8 @@ def act(module: AnsibleModule, state: str, given: dict[str, Any] | None) -> None
         keys = _keys(module, deployment, instance.live(name, directory, template=template))
         written = instance.write(deployment, directory, group, apply=accept, keys=keys)
         changed = written.changed
-        if accept:
-            changed = instance.discard(name, directory, template=template) or changed
+        if state == "accepted":
+            changed = instance.discard(name, directory, template=template, apply=accept) or changed
         elif not result["current"]:
             changed = True
             if not module.check_mode:

@@ -51,6 +51,10 @@ options:
     description: The user that has to be able to read it.
     type: str
     default: sglang
+  hardening:
+    description: What C(sglang_hardening) changes of the unit's directives, which decide what the service sees.
+    type: dict
+    default: {}
   cache:
     description: Folder that keeps what was read, as long as no file's size or time changes.
     type: path
@@ -110,7 +114,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import hub, hub_store, model_access, model_dir
+from ansible.module_utils.sglang_deploy import hardening, hub, hub_store, model_access, model_dir
 
 
 def made_from(path: Path, wanted: dict[str, Any]) -> bool:
@@ -137,7 +141,7 @@ def look(given: dict[str, Any], keep: bool) -> tuple[hub_store.Found, list[str]]
         found = hub_store.Found(True, hub_store.inspect_once(path, Path(given["cache"]), keep=keep))
     if not found.whole:
         return found, []
-    if problems := model_access.problems(path, given["user"]):
+    if problems := model_access.problems(path, given["user"], hardening.unseen(given["hardening"])):
         raise model_dir.ModelDirError(path, problems)
     return found, [str(one) for one in model_access.writable(path, given["user"])]
 
@@ -155,6 +159,7 @@ def main() -> None:
             "index": {"type": "dict", "default": {}},
             "made_by": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "sglang"},
+            "hardening": {"type": "dict", "default": {}},
             "cache": {"type": "path", "default": "/var/cache/sglang/plan"},
         },
         supports_check_mode=True,

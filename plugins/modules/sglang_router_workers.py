@@ -89,9 +89,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import instance, router_api, secrets
-
-TEMPLATE = "sglang-router"
+from ansible.module_utils.sglang_deploy import instance, router_api
 
 
 def main() -> None:
@@ -113,14 +111,14 @@ def main() -> None:
     deployed = instance.read(directory)
     if module.check_mode or not deployed:
         module.exit_json(changed=False, routes=bool(deployed))
-    router = _router(given["name"], directory, deployed)
+    router = router_api.of_instance(given["name"], directory, deployed)
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(handle, fcntl.LOCK_EX)  # until the module ends: two deployments may not each count on the other's worker
         result = act(given, router)
         module.exit_json(**result, routes=True, workers=[asdict(worker) for worker in router.workers()])
     except router_api.NoRouter as error:
-        if instance.running(given["name"], TEMPLATE).active:
+        if instance.running(given["name"], router_api.TEMPLATE).active:
             module.fail_json(msg=str(error))
         module.exit_json(changed=False, routes=False, msg=str(error))
     except router_api.RouterProblem as error:
@@ -141,15 +139,6 @@ def act(given: dict[str, Any], router: router_api.Router) -> dict[str, Any]:
         raise router_api.RouterProblem(problem)
     added, removed = router_api.fill(router, [router_api.Target(**worker) for worker in given["workers"]])
     return {"changed": bool(added or removed), "added": added, "removed": removed}
-
-
-def _router(name: str, directory: Path, deployed: dict[str, Any]) -> router_api.Router:
-    """Address and keys of what the unit runs."""
-    keys = secrets.read(instance.live(name, directory, template=TEMPLATE))
-    values = keys.values if keys else {}
-    return router_api.Router(
-        str(deployed["spec"]["url"]), str(values.get("api_key") or ""), str(values.get("admin_api_key") or "")
-    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ module: sglang_status
 short_description: Say what runs on a host and how it got there
 description:
   - Compares the unit, the instance's files and the ledger, and asks the server for its load and nvidia-smi for memory.
+  - A router is asked for its workers instead.
   - Changes nothing.
 options:
   name:
@@ -22,6 +23,10 @@ options:
     description: Folder that holds the ledgers.
     type: path
     default: /var/lib/sglang
+  template:
+    description: Name of the template unit; V(sglang-router) for a router.
+    type: str
+    default: sglang
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -49,9 +54,10 @@ running:
 """
 
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import instance, ledger, secrets, standing, status
+from ansible.module_utils.sglang_deploy import instance, ledger, router_api, secrets, standing, status
 from ansible.module_utils.sglang_deploy.canary import record
 
 
@@ -61,28 +67,48 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "config_root": {"type": "path", "default": "/etc/sglang"},
             "state_root": {"type": "path", "default": "/var/lib/sglang"},
+            "template": {"type": "str", "default": instance.TEMPLATE},
         },
         supports_check_mode=True,
     )
-    name = module.params["name"]
-    running = instance.running(name)
-    deployment = instance.read(Path(module.params["config_root"]) / name)
+    name, template = module.params["name"], module.params["template"]
+    running = instance.running(name, template)
+    directory = Path(module.params["config_root"]) / name
+    deployment = instance.read(directory)
     state = Path(module.params["state_root"]) / name
-    spec = deployment.get("spec", {})
     try:
         entries, unreadable = ledger.entries(state)
-        edited = standing.edited(Path(module.params["config_root"]) / name, state, ledger.last_good(state))
+        edited = standing.edited(directory, state, ledger.last_good(state))
     except OSError as error:
         module.fail_json(msg=f"The ledger of {name}: {error}")
-    metrics = spec.get("settings", {}).get("enable_metrics", {}).get("value")
-    keys = secrets.read(instance.live(name, Path(module.params["config_root"]) / name))
-    key = keys.values.get("api_key", "") if keys else ""
-    load = status.ask(spec["url"], bool(metrics), api_key=key) if running.active and spec else None
-    canary = record.line(record.read(state))
-    lines = status.lines(name, running, deployment, entries, load, status.gpu_memory(), edited, canary)
+    up = running.active and bool(deployment)
+    if template == router_api.TEMPLATE:
+        lines = status.lines(
+            name, running, deployment, entries, edited=edited, more=_workers(name, directory, deployment, up)
+        )
+    else:
+        load = _load(name, directory, deployment) if up else None
+        more = [line] if (line := record.line(record.read(state))) else []
+        lines = status.lines(name, running, deployment, entries, load, status.gpu_memory(), edited, more)
     if unreadable:
         module.warn(f"{unreadable} lines of the ledger could not be read and are left as they are.")
     module.exit_json(changed=False, lines=lines, running=running.as_dict())
+
+
+def _load(name: str, directory: Path, deployment: dict[str, Any]) -> status.Load:
+    """What the server says of itself."""
+    spec = deployment["spec"]
+    metrics = spec.get("settings", {}).get("enable_metrics", {}).get("value")
+    keys = secrets.read(instance.live(name, directory))
+    return status.ask(spec["url"], bool(metrics), api_key=keys.values.get("api_key", "") if keys else "")
+
+
+def _workers(name: str, directory: Path, deployment: dict[str, Any], up: bool) -> list[str]:
+    """What the router says of its workers; nothing of one that does not run."""
+    try:
+        return [router_api.in_words(router_api.of_instance(name, directory, deployment).workers())] if up else []
+    except router_api.RouterProblem as error:
+        return [str(error)]
 
 
 if __name__ == "__main__":

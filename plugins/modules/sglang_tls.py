@@ -26,6 +26,10 @@ options:
     description: Group of the service.
     type: str
     default: sglang
+  hardening:
+    description: What C(sglang_hardening) changes of the unit's directives, which decide what the service sees.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Does the same in check mode.
@@ -63,7 +67,7 @@ import grp
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_deploy import tls
+from ansible.module_utils.sglang_deploy import hardening, tls
 
 
 def main() -> None:
@@ -73,6 +77,7 @@ def main() -> None:
             "key": {"type": "path", "required": True, "no_log": False},
             "name": {"type": "str", "default": ""},
             "group": {"type": "str", "default": "sglang"},
+            "hardening": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -82,7 +87,11 @@ def main() -> None:
     except KeyError:
         missing = f"The service's group {given['group']} does not exist yet: groupadd --system {given['group']}"
         module.exit_json(changed=False, problems=[missing], soon=[], until="")
-    found = tls.examine(Path(given["certificate"]), Path(given["key"]), given["name"], group)
+    try:
+        unseen = hardening.unseen(given["hardening"])
+    except hardening.HardeningError as error:
+        module.fail_json(msg=str(error))
+    found = tls.examine(Path(given["certificate"]), Path(given["key"]), given["name"], group, unseen=unseen)
     module.exit_json(changed=False, problems=list(found.problems), soon=list(found.warnings), until=found.until)
 
 

@@ -47,7 +47,7 @@ class FakeHub:
     `token`: who has another one, or none, is refused. `gated` and `gone` name repositories and commits. `cut` maps a file to
     the bytes after which the connection breaks, once for each entry of its list. `changed` maps a file to other content that
     is sent in its place, as long as `changes` lasts. `status` makes every answer an error; `pace` is a pause in seconds for
-    each block of 64 KiB.
+    each block of 64 KiB. `endless`: each page of a listing of files names one more.
     """
 
     repos: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
@@ -60,6 +60,7 @@ class FakeHub:
     changes: int = 1
     status: int = 0
     pace: float = 0.0
+    endless: bool = False
     asked: list[Asked] = field(default_factory=list)
     port: int = 0
 
@@ -152,7 +153,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 )
                 for name, content in files.items()
             ]
-            return self._json(entries)
+            more = {"Link": f'<{self.hub.url}{self.path}>; rel="next"'} if self.hub.endless else {}
+            return self._json(entries, more)
         siblings = [
             {"rfilename": name}
             | ({"size": len(content), "blobId": blob_id(content)} if "blobs" in query else {})
@@ -194,8 +196,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         cuts = hub.cut.get(name) if self.command == "GET" else None
         self._send(206 if first else 200, content[first:], more, cuts.pop(0) if cuts else None)
 
-    def _json(self, data: Any) -> None:
-        self._send(200, json.dumps(data).encode(), {"Content-Type": "application/json"})
+    def _json(self, data: Any, more: Mapping[str, str] | None = None) -> None:
+        self._send(200, json.dumps(data).encode(), {"Content-Type": "application/json", **(more or {})})
 
     def _error(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code} if code else {})

@@ -100,6 +100,26 @@ def test_taking_out_leaves_other_lines_alone() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("uris", "left"),
+    [
+        (f"URIs: http://mirror/ {URL}\n", "URIs: http://mirror/\n"),
+        (f"URIs: {URL}   http://mirror/\tfile:/srv\n", "URIs: http://mirror/ file:/srv\n"),
+        (f"URIs: http://mirror/\n# NVIDIA's\n {URL}\n", "URIs: http://mirror/\n# NVIDIA's\n"),
+        (f"uris:\n {URL}\n http://mirror/\n", "uris:\n http://mirror/\n"),
+    ],
+    ids=["last", "first", "continued", "below"],
+)
+def test_a_stanza_with_other_addresses_keeps_them(uris: str, left: str) -> None:
+    stanza = "Types: deb deb-src\n{}Suites: /\n# of http://mirror/\nTrusted: yes\n"
+    text = UBUNTU + "\n" + stanza.format(uris) + "\n" + OWN
+    found = cuda_apt.parse_sources(SOURCES, text)
+    assert [source.url for source in found].count(URL) == 2
+    after = cuda_apt.without(text, [source for source in found if source.url == URL])
+    assert after == UBUNTU + "\n" + stanza.format(left)
+    assert [source.url for source in cuda_apt.parse_sources(SOURCES, after)] == [s.url for s in found if s.url != URL]
+
+
 def test_a_refusal_names_each_place_and_the_way_out() -> None:
     text = cuda_apt.conflict_text(cuda_apt.parse_sources("/etc/apt/sources.list", f"\ndeb {URL} /\n"), URL)
     assert "/etc/apt/sources.list:2 (without Signed-By)" in text

@@ -42,6 +42,31 @@ def test_what_loosens_nothing_is_refused(changes: object, said: str) -> None:
         hardening.lines(changes)  # type: ignore[arg-type]
 
 
+HOMES, TEMPORARY = ("/home", "/root", "/run/user"), ("/tmp", "/var/tmp")
+
+
+@pytest.mark.parametrize(
+    ("changes", "unseen"),
+    [
+        ({}, HOMES + TEMPORARY),
+        ({"ProtectHome": None}, TEMPORARY),
+        ({"ProtectHome": False, "PrivateTmp": "no"}, ()),
+        ({"ProtectHome": "read-only"}, TEMPORARY),
+        ({"ProtectHome": "tmpfs"}, HOMES + TEMPORARY),
+        ({"PrivateTmp": "disconnected", "ProtectHome": 0}, TEMPORARY),
+        ({"ProtectHome": ["yes", "read-only"], "PrivateTmp": []}, ()),
+        ({"ProtectProc": None}, HOMES + TEMPORARY),
+    ],
+)
+def test_what_the_service_does_not_see_follows_what_is_loosened(changes: dict[str, object], unseen: tuple[str, ...]) -> None:
+    assert hardening.unseen(changes) == unseen
+
+
+def test_what_is_no_directive_says_nothing_of_what_is_seen() -> None:
+    with pytest.raises(hardening.HardeningError, match="did you mean ProtectHome"):
+        hardening.unseen({"ProtectHom": False})
+
+
 def test_every_directive_is_explained() -> None:
     text = (ROOT / "docs" / "hardening.md").read_text(encoding="utf-8")
     assert [name for name in hardening.DIRECTIVES if f"`{name}" not in text] == []

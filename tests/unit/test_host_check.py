@@ -123,22 +123,24 @@ def test_a_lost_host_is_passed_on_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "environment", "place"),
+    ("source", "model", "environment", "place"),
     [
-        ("server", {"HF_HOME": "/data/hf"}, "/data/hf"),
-        ("server", {}, "/var/cache/sglang"),
-        ("hub", {}, "/srv/models"),
-        ("local", {}, "/data/glm5"),
+        ("server", "a/b", {"HF_HOME": "/data/hf"}, "/data/hf/hub/models--a--b"),
+        ("server", "a/b", {"HF_HOME": "/data/hf", "HF_HUB_CACHE": "/data/hub"}, "/data/hub/models--a--b"),
+        ("server", "a/b", {}, "/var/cache/sglang/huggingface/hub/models--a--b"),
+        ("server", "/data/glm5", {}, "/data/glm5"),
+        ("hub", "a/b", {}, "/srv/models"),
+        ("local", "/data/glm5", {}, "/data/glm5"),
     ],
 )
 def test_weights_are_looked_for_where_they_come_to_be(
-    evidence: dict[str, Any], tmp_path: Path, source: str, environment: dict[str, str], place: str
+    evidence: dict[str, Any], tmp_path: Path, source: str, model: str, environment: dict[str, str], place: str
 ) -> None:
     ran = Ran(
         evidence,
         tmp_path,
         deployment=deployment(NCCL_P2P_LEVEL="SYS", **environment),
-        model="/data/glm5",
+        model=model,
         model_source=source,
     )
     ran()
@@ -146,7 +148,7 @@ def test_weights_are_looked_for_where_they_come_to_be(
 
 
 def test_room_for_the_weights_is_the_servers_concern_alone(evidence: dict[str, Any], tmp_path: Path) -> None:
-    evidence["disks"][1] |= {"free_mib": 1000, "total_mib": 2000}
+    evidence["disks"][1] |= {"free_mib": 1000, "total_mib": 2000, "inhabited": False}
     given = {"deployment": deployment(NCCL_P2P_LEVEL="SYS"), "model": "lukealonso/GLM-5-NVFP4"}
     assert not Ran(evidence, tmp_path, **given, model_source="hub")()["report"]["refused"]
     (tmp_path / "other").mkdir()

@@ -232,7 +232,9 @@ def test_facts_for_the_plan() -> None:
     assert (found.nvlink, found.nvcc, found.sockets) == (False, "12.8", 2)
     assert host_facts.facts(fields.build(Evidence, recording("h200x2-nvlink"), "")).nvlink is True
     assert host_facts.facts(fields.build(Evidence, recording("gb10"), "")).gpu_memory_gib is None
+    assert found.weights is True
     nothing = host_facts.facts(Evidence())
+    assert nothing.weights is None
     assert (nothing.gpu_count, nothing.capability, nothing.driver, nothing.nvlink) == (None, None, None, None)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_deploy import hub, hub_progress, hub_store, model_access, model_dir
+from sglang_deploy import hardening, hub, hub_progress, hub_store, model_access, model_dir
 from stubs.hub import LARGE, FakeHub
 from test_model_dir import CONFIG, SHARED, make, safetensors
 
@@ -157,6 +161,34 @@ def test_a_hub_that_is_ill_or_away(fake: FakeHub, files: dict[str, bytes], tmp_p
         away.listing(REPO, commit)
 
 
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_hub_that_never_comes_to_an_end_is_left(part: str) -> None:
+    class Dripping(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            start = b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if part == "body" else b"X-More: ")
+            with contextlib.suppress(OSError):
+                self.wfile.write(start)
+                while not over.wait(0.05):  # each byte comes well within the limit between two
+                    self.wfile.write(b" ")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    over = threading.Event()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    asked = hub.Hub(f"http://127.0.0.1:{server.server_port}", whole=0.5)
+    began = time.monotonic()
+    try:
+        with pytest.raises(hub.HubError, match=r"no whole answer to /api/models/.* sglang_model_source: local"):
+            asked.listing(REPO, "main")
+        assert time.monotonic() - began < 5
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+
+
 @pytest.mark.parametrize("said", [b'{"hello": 1}', b"<html>Log in to the network</html>", b"[" * 100_000, b"\xff", b"3"])
 def test_something_that_is_no_hub(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setattr(hub.Hub, "_get", lambda *_: said)
@@ -264,16 +296,15 @@ def test_progress_in_words() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask for another user")
-def test_what_the_service_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_access, "HIDDEN", ())
+def test_what_the_service_cannot_read_is_refused() -> None:
     folder = make(Path("/var/tmp") / f"sglang-access-{os.getpid()}")
     try:
-        assert model_access.problems(folder, "nobody") == []
+        assert model_access.problems(folder, "nobody", []) == []
         (folder / "config.json").chmod(0o600)
-        assert "cannot read config.json" in model_access.problems(folder, "no-such-user")[0]
+        assert "cannot read config.json" in model_access.problems(folder, "no-such-user", [])[0]
         (folder / "config.json").chmod(0o644)
         folder.chmod(0o700)
-        assert "o+x" in model_access.problems(folder, "nobody")[0]
+        assert "o+x" in model_access.problems(folder, "nobody", [])[0]
     finally:
         for path in folder.iterdir():
             path.unlink()
@@ -301,11 +332,15 @@ def test_what_the_service_could_change_of_a_model_is_told() -> None:
         shutil.rmtree(above)
 
 
-def test_homes_and_temporary_folders_are_hidden_from_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"/home", "/root", "/tmp", "/var/tmp"} <= set(model_access.HIDDEN)
+def test_homes_and_temporary_folders_are_hidden_from_the_service(tmp_path: Path) -> None:
     folder = make(tmp_path / "m")
-    monkeypatch.setattr(model_access, "HIDDEN", (str(tmp_path),))
-    assert "ProtectHome" in model_access.problems(folder, "nobody")[0]
+    assert "ProtectHome" in model_access.problems(folder, "nobody", [str(tmp_path)])[0]
+    temporary = make(Path("/var/tmp") / f"sglang-access-{os.getpid()}")
+    try:
+        assert "sglang_hardening" in model_access.problems(temporary, "nobody")[0]
+        assert model_access.problems(temporary, "nobody", hardening.unseen({"PrivateTmp": False})) == []
+    finally:
+        shutil.rmtree(temporary)
 
 
 def test_a_link_to_nowhere_in_a_model_and_a_cache_that_cannot_be_written_do_no_harm(tmp_path: Path) -> None:

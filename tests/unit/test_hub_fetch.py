@@ -101,6 +101,15 @@ def test_a_model_is_fetched_checked_and_then_known(
     assert finish(given)["outcome"] == "whole" and fake.asked == []
 
 
+def test_a_hub_that_lists_files_without_end_is_not_listened_to(
+    fake: FakeHub, files: dict[str, bytes], tmp_path: Path, library: str
+) -> None:
+    fake.endless = True
+    given = wanted(fake, tmp_path / "models", fake.publish(REPO, files), library)
+    assert finish(given, limit=30)["outcome"] == "done"
+    assert served(given) == files
+
+
 def test_what_breaks_off_is_gone_on_with(fake: FakeHub, tmp_path: Path, library: str) -> None:
     files = model(tmp_path / "published", MANY)
     fake.cut[FIRST] = [11 * 2**20]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from loading import answer
 from sglang_deploy import instance
 
 GROUP = os.getegid()
@@ -108,6 +109,29 @@ def test_a_candidate_leaves_the_instances_own_files_alone(tmp_path: Path, reload
     assert list((units / "sglang@glm5.service.d").iterdir()) == []
     assert not instance.discard("glm5", folder, units)
     assert instance.read(folder) == DEPLOYMENT
+
+
+def test_a_look_takes_no_candidate_away(
+    tmp_path: Path,
+    reloads: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, units = tmp_path / "glm5", tmp_path / "units"
+    instance.write(DEPLOYMENT, folder, GROUP)
+    instance.stage("glm5", DEPLOYMENT, folder, GROUP, units)
+    assert instance.discard("glm5", folder, units, apply=False)
+    assert (units / "sglang@glm5.service.d" / "candidate.conf").exists()
+    assert (folder / "candidate" / "launch").exists()
+
+    monkeypatch.setattr(instance, "running", lambda *_: instance.Running(False, "inactive", 0, 0, ""))
+    given = {"name": "glm5", "config_root": str(tmp_path), "state": "discarded"}
+    assert answer(monkeypatch, capsys, "sglang_instance", given, check_mode=True)["changed"] is True
+    assert (folder / "candidate" / "launch").exists() and reloads == []
+    assert answer(monkeypatch, capsys, "sglang_instance", given)["changed"] is True
+    assert not (folder / "candidate").exists() and reloads != []
+    for check_mode in (True, False):
+        assert answer(monkeypatch, capsys, "sglang_instance", given, check_mode=check_mode)["changed"] is False
 
 
 def test_systemd_forgets_a_candidate_before_its_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

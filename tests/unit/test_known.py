@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from sglang_deploy import catalog as catalogs
 from sglang_deploy import known as knowledge
 
-CATALOG = catalogs.load(Path(__file__).resolve().parents[2] / "catalog")
+ROOT = Path(__file__).resolve().parents[2]
+CATALOG = catalogs.load(ROOT / "catalog")
 KNOWN = knowledge.load(CATALOG)
 
 
@@ -93,11 +95,21 @@ def test_models(name: str, quantization: str | None, sparse: bool | None) -> Non
 
 
 def test_weights_are_a_lower_bound_and_a_count_in_the_name_wins() -> None:
-    glm = KNOWN.model("lukealonso/GLM-5-NVFP4").weights_gib
-    assert glm is not None
-    assert 350 < glm < 410
+    glm, published = (KNOWN.model(f"{who}/GLM-5-NVFP4").weights_gib for who in ("somebody", "lukealonso"))
+    assert glm is not None and published is not None
+    assert 350 < glm < published
     assert KNOWN.model("lukealonso/MiniMax-M2.5-REAP-139B-A10B-NVFP4").weights_gib == pytest.approx(68.6, abs=1)
     assert KNOWN.model("somebody/unheard-of").weights_gib is None
+
+
+def test_what_texts_say_of_the_size_of_glm5_is_the_catalogs() -> None:
+    size = KNOWN.model("lukealonso/GLM-5-NVFP4").weights_gib
+    assert size is not None
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "group_vars").glob("*.yml")]
+    texts += [ROOT / "catalog" / "findings.yml", ROOT / "catalog" / "rules.yml"]
+    said = [found for path in texts for found in re.findall(r"\b([34]\d\d) GB\b", path.read_text(encoding="utf-8"))]
+    assert len(said) > 3
+    assert set(said) == {f"{size * 2**30 / 1e9:.0f}"}
 
 
 def test_single_checkpoints() -> None:

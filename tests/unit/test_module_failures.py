@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
-import json
 import os
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 from unittest import mock
 
 import pytest
-import sglang_deploy
-from ansible.module_utils import basic
+from loading import answer, plugin
 from sglang_deploy import instance
 
-PLUGINS = Path(__file__).parents[2] / "plugins"
 DEPLOYMENT = {"spec": {"instance": "glm5"}}
-
-
-def load(kind: str, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{kind}_{name}", PLUGINS / kind / f"{name}.py")
-    assert spec and spec.loader
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
 
 
 def full(*_: object, **__: object) -> NoReturn:
@@ -51,24 +36,19 @@ def test_a_full_disk_is_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, place: str, given: dict[str, Any]
 ) -> None:
     part, function = place.split(".")
-    monkeypatch.setitem(sys.modules, "ansible.module_utils.sglang_deploy", sglang_deploy)
     monkeypatch.setattr(importlib.import_module(f"sglang_deploy.{part}"), function, full)
-    monkeypatch.setattr(instance, "running", lambda _: instance.Running(False, "inactive", 0, 0, ""))
-    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": given}).encode())
-    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
-    with pytest.raises(SystemExit):
-        load("modules", name).main()
-    said = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(instance, "running", lambda *_: instance.Running(False, "inactive", 0, 0, ""))
+    said = answer(monkeypatch, capsys, name, given)
     assert said["failed"]
     assert "No space left on device: '/srv/there'" in said["msg"]
 
 
 def test_the_wait_for_a_build_ends_when_all_of_it_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plugin = load("action", "sglang_release")
-    action = plugin.ActionModule(mock.Mock(args={}, async_val=0), mock.Mock(), mock.Mock(), None, None, None)
+    sglang_release = plugin("sglang_release")
+    action = sglang_release.ActionModule(mock.Mock(args={}, async_val=0), mock.Mock(), mock.Mock(), None, None, None)
     action._vars = {"inventory_hostname": "gpu1"}
-    monkeypatch.setattr(plugin.time, "sleep", lambda _: None)
-    monkeypatch.setattr(plugin, "GONE_S", 0.0)
+    monkeypatch.setattr(sglang_release.time, "sleep", lambda _: None)
+    monkeypatch.setattr(sglang_release, "GONE_S", 0.0)
     monkeypatch.setattr(action, "_execute_module", lambda **_: {"ansible_job_id": "1"})
     monkeypatch.setattr(action, "get_shell_option", lambda *_, **__: "/async")
 

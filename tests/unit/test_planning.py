@@ -200,6 +200,7 @@ def test_the_arguments_of_the_task_are_variables_of_the_role() -> None:
         "show",
         "toolkit",
         "pin",
+        "hardening",
         "source",
         "git_url",
     }
@@ -215,8 +216,22 @@ def test_the_projects_own_group_vars_are_not_refused_on_the_box(facts: dict[str,
     told = {item["rule"]: item["severity"] for item in found["plan"]["findings"]}
     assert "refuse" not in told.values()
     warned = [rule for rule, severity in told.items() if severity == "warn"]
-    assert warned == []
+    assert warned == ([] if facts else ["weights-fetched-by-the-server"])
     assert found["deployment"]["spec"]["allowed"] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "there", "warned"),
+    [("server", None, True), ("server", False, True), ("server", True, False), ("hub", False, False)],
+)
+def test_weights_that_the_server_has_yet_to_fetch_are_told(source: str, there: bool | None, warned: bool) -> None:
+    given = variables("group_vars/glm5.yml") | {"sglang_model_source": source, "sglang_model_revision": "0" * 40}
+    told = run(given, model_source=source, host_facts={"host": {**BOX, "weights": there}})["plan"]["findings"]
+    (found,) = [item for item in told if item["rule"] == "weights-fetched-by-the-server"] or [None]
+    assert (found is not None) is warned
+    if found:
+        assert found["severity"] == "warn" and "410 GiB" in found["reason"] and "sglang_start_seconds" in found["reason"]
+        assert "sglang_model_source: hub" in found["remedy"]["text"]
 
 
 NSA = {"sglang_profile": "nsa-trtllm", "sglang_settings": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -84,6 +85,26 @@ def test_what_the_host_does_not_give(
     with pytest.raises(release.ReleaseError, match=words):
         release.build(request, tmp_path / "root", python=machine)
     assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 'no module named site' >&2; exit 3", "status 3: no module named site"),
+        ("exit 1", "status 1: without a word"),
+        ("echo no JSON", "Expecting value"),
+        (None, "No such file"),
+    ],
+)
+def test_a_python_that_cannot_be_asked_is_named(tmp_path: Path, script: str | None, words: str) -> None:
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        python.chmod(0o755)
+    for ask in (lambda: release_system.show_to(str(python), tmp_path), lambda: release_system.given(str(python), ["torch"])):
+        with pytest.raises(release.ReleaseError, match=f"{python}, which .* {words}.* set sglang_python to another"):
+            ask()
+    assert not (tmp_path / release_system.PTH).exists()
 
 
 def test_excluded_packages_stay_out(index: release.Index, tmp_path: Path, uv: str) -> None:
@@ -172,9 +193,19 @@ def test_a_dead_process_is_known(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     )
-    path.write_text(f'{{"pid": {done.stdout.strip()}}}\n{{"seconds": 1, "text": "one"}}\n', encoding="utf-8")
+    path.write_text(f'{{"pid": {done.stdout.strip()}, "start": ""}}\n{{"seconds": 1, "text": "one"}}\n', encoding="utf-8")
     said = release_progress.read(path)
     assert [text for _, text in said.lines] == ["one"] and not said.alive
+
+
+def test_a_process_that_was_given_the_number_of_a_dead_one_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "said"
+    release_progress.writer(path)("one")
+    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    assert release_progress.read(path).alive
+    for other in ({**first, "start": str(int(first["start"]) - 1)}, {"pid": first["pid"]}, [], {**first, "pid": None}):
+        path.write_text(json.dumps(other) + "\n", encoding="utf-8")
+        assert not release_progress.read(path).alive
 
 
 def test_a_build_says_what_it_does(index: release.Index, tmp_path: Path, uv: str) -> None:

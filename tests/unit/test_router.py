@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_deploy import dialect, instance, release_request, router, router_start, secrets
 from sglang_deploy.release_uv import Index
 
-CATALOG = Path(__file__).resolve().parents[2] / "catalog"
+ROOT = Path(__file__).resolve().parents[2]
+CATALOG = ROOT / "catalog"
 ENTRY = router.load(CATALOG / "router.yml")
 OPTIONS = dialect.read(CATALOG / "router-options.json")
 TWO = (router.Worker("http://gpu2:8000"), router.Worker("http://gpu1:8000"))
@@ -221,3 +223,29 @@ def test_whatever_is_set_it_is_refused_or_the_parser_takes_it(settings: dict[str
     except router.RouterError:
         return
     assert not OPTIONS.split(made["spec"]["argv"]).problems
+
+
+def ordered(tasks: list[dict[str, Any]]) -> list[str]:
+    """Which task files and roles a list of tasks includes, in order, its blocks' `always` last."""
+    found: list[str] = []
+    for task in tasks:
+        included = task.get("ansible.builtin.include_tasks") or task.get("ansible.builtin.include_role", {}).get(
+            "tasks_from"
+        )
+        found += [str(included).removesuffix(".yml")] if included else []
+        found += [*ordered(task.get("block", [])), *ordered(task.get("always", []))]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "between"),
+    [("sglang_service/tasks/routed.yml", ["activate"]), ("sweep/tasks/run.yml", ["room", "trial", "clear", "back"])],
+)
+def test_a_worker_is_out_of_its_routers_while_it_does_not_serve(path: str, between: list[str]) -> None:
+    tasks = yaml.safe_load((ROOT / "roles" / path).read_text(encoding="utf-8"))
+    (block,) = [task for task in tasks if "always" in task]
+    assert ordered([block]) == ["leave", *between, "join"]
+    assert ordered(block["always"])[-1] == "join"  # whatever happens
+    for one in ("leave", "join"):
+        (told, *_) = yaml.safe_load((ROOT / "roles/sglang_service/tasks" / f"{one}.yml").read_text(encoding="utf-8"))
+        assert told["loop"] == "{{ __sglang_service_routers }}" and told["delegate_to"] == "{{ item }}"

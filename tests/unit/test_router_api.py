@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_deploy import rolling, router_api
+from loading import answer
+from sglang_deploy import instance, rolling, router_api, secrets
 from sglang_deploy.decode_check import Server
 from sglang_deploy.router_api import Router, Target
 
@@ -200,6 +203,46 @@ def test_a_list_of_another_form_is_told(fake: Fake, form: Any) -> None:
     fake.form = form
     with pytest.raises(router_api.RouterProblem, match="not known"):
         Router(fake.url, KEY).workers()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("up", "1 of 2 workers are healthy; not http://b"),
+        ("pd", "3 of 4 workers are healthy (1 decode, 1 prefill, 1 regular); not http://b"),
+        ("silent", "does not answer"),
+        ("stopped", ""),
+    ],
+)
+def test_the_status_of_a_router_tells_its_workers(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, state: str, said: str
+) -> None:
+    fake.has("http://a").has("http://b", healthy=False)
+    if state == "pd":
+        fake.has("http://c", kind="prefill").has("http://d", kind="decode")
+    spec = {"hash": "a" * 64, "url": "http://127.0.0.1:9" if state == "silent" else fake.url, "profile": "p"}
+    spec |= {"release": "router-1", "command": ["start.py"], "argv": [], "environment": {}}
+    instance.write({"spec": spec, "launch": "", "environment": ""}, tmp_path / "router", os.getegid())
+    (tmp_path / "router" / secrets.FILE).write_text(secrets.Secrets({"api_key": KEY}, "0" * 16).text(), encoding="utf-8")
+    asked: list[str] = []
+
+    def running(name: str, template: str) -> instance.Running:
+        asked.append(instance.unit_name(name, template))
+        return instance.Running(state != "stopped", state, 0, 0, "", spec_hash="a" * 64, argv=("start.py",))
+
+    monkeypatch.setattr(instance, "running", running)
+    given = {
+        "name": "router",
+        "config_root": str(tmp_path),
+        "state_root": str(tmp_path / "state"),
+        "template": "sglang-router",
+    }
+    lines = answer(monkeypatch, capsys, "sglang_status", given)["lines"]
+    assert asked == ["sglang-router@router.service"]
+    assert "release router-1, profile p" in lines[1]
+    assert any(said in line for line in lines) and KEY not in str(lines)
+    assert ("workers are healthy" in str(lines)) is (state in ("up", "pd"))
+    assert fake.asked or state in ("silent", "stopped")
 
 
 def test_keys_are_not_shown() -> None:

@@ -139,6 +139,11 @@ def test_the_combination_that_is_known_to_work_is_not_refused() -> None:
             "refuse",
             launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, writable=True)),
         ),
+        (
+            "weights-fetched-by-the-server",
+            "warn",
+            launch(DENSE, OFF, model=replace(GLM5, local=False, fetched=False)),
+        ),
         ("fp8-weights-before-ada", "warn", launch({}, host=Host(capability="8.6"), model=Model(quantization="fp8"))),
         ("trtllm-gen-before-blackwell", "warn", launch({"moe_runner": "flashinfer_trtllm"}, host=Host(capability="9.0"))),
         ("half-precision-experts", "warn", launch(DENSE, OFF, options={"dtype": "half"})),
@@ -175,6 +180,8 @@ def test_a_known_fault_is_named(rule: str, severity: str, context: Context) -> N
             launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, local=True)),
         ),
         ("remote-code-writable", launch(DENSE, OFF, model=replace(GLM5, writable=True))),
+        ("weights-fetched-by-the-server", launch(DENSE, OFF, model=replace(GLM5, local=True))),
+        ("weights-fetched-by-the-server", launch(DENSE, OFF, model=replace(GLM5, local=False, fetched=True))),
         (
             "remote-code-writable",
             launch({**DENSE, "trust_remote_code": True}, OFF, model=replace(GLM5, writable=False)),

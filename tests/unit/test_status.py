@@ -51,7 +51,7 @@ def test_a_healthy_instance_has_no_drift() -> None:
 
 
 def test_what_the_canary_said_comes_before_the_gates() -> None:
-    text = said(running(), canary="canary passed at 2026-11-30T10:00:00Z").splitlines()
+    text = said(running(), more=["canary passed at 2026-11-30T10:00:00Z"]).splitlines()
     assert text[-2:] == ["canary passed at 2026-11-30T10:00:00Z", "last gate 2026-11-30T09:00:00Z (deploy): passed"]
 
 

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None or os.geteuid() != 0, reason="needs openssl, and keys that belong to root"
 )
 GROUP = os.getegid()
+examine = partial(tls.examine, unseen=("/home",))  # the tests' folders lie under /tmp
 
 
 def made(
@@ -33,8 +35,7 @@ def made(
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tls, "HIDDEN", ("/home",))
+def folder(tmp_path: Path) -> Path:
     for path in (tmp_path, *tmp_path.parents[:-1]):
         path.chmod(path.stat().st_mode | 0o011)
     return tmp_path
@@ -42,28 +43,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_good_one_has_no_problem(folder: Path) -> None:
     pair = made(folder)
-    found = tls.examine(*pair, "glm5.example.com", GROUP)
+    found = examine(*pair, "glm5.example.com", GROUP)
     assert (found.problems, found.warnings) == ((), ())
     assert len(found.until) == len("2027-01-01")
-    assert tls.examine(*pair, "10.0.0.5", GROUP).problems == ()
+    assert examine(*pair, "10.0.0.5", GROUP).problems == ()
 
 
 def test_what_is_wrong_is_said(folder: Path) -> None:
     certificate, key = made(folder)
     _, other = made(folder, "b")
-    assert "but for glm5.example.com, 10.0.0.5" in tls.examine(certificate, key, "other.example.com", GROUP).problems[0]
-    assert "not for 10.0.0.6" in tls.examine(certificate, key, "10.0.0.6", GROUP).problems[0]
-    assert "is not the key of" in tls.examine(certificate, other, "", GROUP).problems[0]
-    assert "No such file" in tls.examine(folder / "none", key, "", GROUP).problems[0]
-    assert "no certificate" in tls.examine(key, key, "", GROUP).problems[0]
+    assert "but for glm5.example.com, 10.0.0.5" in examine(certificate, key, "other.example.com", GROUP).problems[0]
+    assert "not for 10.0.0.6" in examine(certificate, key, "10.0.0.6", GROUP).problems[0]
+    assert "is not the key of" in examine(certificate, other, "", GROUP).problems[0]
+    assert "No such file" in examine(folder / "none", key, "", GROUP).problems[0]
+    assert "no certificate" in examine(key, key, "", GROUP).problems[0]
 
 
 def test_dates(folder: Path) -> None:
-    soon = tls.examine(*made(folder, "soon", days=5), "", GROUP)
+    soon = examine(*made(folder, "soon", days=5), "", GROUP)
     assert soon.problems == ()
     assert "ends on" in soon.warnings[0]
     later = datetime.now(timezone.utc) + timedelta(days=6)
-    assert "renew it" in tls.examine(folder / "soon.pem", folder / "soon.key", "", GROUP, later).problems[0]
+    assert "renew it" in examine(folder / "soon.pem", folder / "soon.key", "", GROUP, later).problems[0]
 
 
 @pytest.mark.parametrize(
@@ -78,13 +79,15 @@ def test_dates(folder: Path) -> None:
 def test_the_key_is_for_the_service_alone(folder: Path, mode: int, group: int, said: str) -> None:
     certificate, key = made(folder)
     key.chmod(mode)
-    assert said in tls.examine(certificate, key, "", group).problems[0]
+    assert said in examine(certificate, key, "", group).problems[0]
 
 
 def test_places_that_the_unit_does_not_see(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = made(folder)
-    monkeypatch.setattr(tls, "HIDDEN", (str(folder),))
-    assert "does not see" in tls.examine(*pair, "", GROUP).problems[0]
+    assert "does not see" in tls.examine(*pair, "", GROUP, unseen=[str(folder)]).problems[0]
+    assert tls.examine(*pair, "", GROUP, unseen=[]).problems == ()
+    monkeypatch.setattr(tls, "OWN", str(folder))
+    assert "does not see" in tls.examine(*pair, "", GROUP, unseen=[]).problems[0]
 
 
 @pytest.fixture

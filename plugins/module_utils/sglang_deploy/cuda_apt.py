@@ -167,10 +167,35 @@ def conflict_text(conflicts: Iterable[Source], url: str) -> str:
 
 
 def without(text: str, sources: Iterable[Source]) -> str:
-    """The text of a source file without these sources; empty where nothing but comments is left."""
-    gone = {number for source in sources for number in range(source.lines[0], source.lines[1] + 1)}
-    kept = [line for number, line in enumerate(text.splitlines()) if number not in gone]
-    return "\n".join(kept).strip("\n") + "\n" if any(line.strip() and not line.startswith("#") for line in kept) else ""
+    """The text of a source file without these sources; empty where nothing but comments is left.
+
+    A stanza that names other repositories too loses the one address and keeps the rest.
+    """
+    urls: dict[tuple[int, int], set[str]] = {}
+    for source in sources:
+        urls.setdefault(source.lines, set()).add(source.url)
+    lines = text.splitlines()
+    for first, last in sorted(urls, reverse=True):  # from the end, so that the numbers before it stay right
+        lines[first : last + 1] = _without_urls(lines[first : last + 1], urls[first, last])
+    return "\n".join(lines).strip("\n") + "\n" if any(line.strip() and not line.startswith("#") for line in lines) else ""
+
+
+def _without_urls(stanza: list[str], urls: set[str]) -> list[str]:
+    """A stanza without these words of its field URIs; nothing where the field has no others, as for a source of one line."""
+    kept, others, within = [], False, False
+    for line in stanza:
+        continued = line[:1].isspace()
+        name, colon, value = ("", "", line) if continued else line.partition(":")
+        if not (continued or line.startswith("#")):
+            within = name.strip().lower() == "uris"
+        words = value.split()
+        left = [word for word in words if word not in urls]
+        if not within or line.startswith("#") or left == words:
+            kept.append(line)
+        elif left or colon:
+            kept.append(" ".join([name + colon, *left]))
+        others = others or (within and not line.startswith("#") and bool(left))
+    return kept if others else []
 
 
 def read_all(etc: Path = Path("/etc/apt")) -> list[Source]:

@@ -48,8 +48,13 @@ DIRECTIVES: Mapping[str, str | tuple[str, ...]] = {
     "SystemCallFilter": ("@system-service @pkey", "~@privileged @obsolete"),
     "UMask": "0077",
 }
-UNSEEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  # nosec B108
-"""Folders whose content is not there for the service: ProtectHome, PrivateTmp."""
+_HIDES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # folders, and the values beside true that hide them
+    "ProtectHome": (("/home", "/root", "/run/user"), ("tmpfs",)),
+    "PrivateTmp": (("/tmp", "/var/tmp"), ("disconnected",)),  # noqa: S108
+}
+_TRUE = ("1", "yes", "y", "true", "t", "on")
+UNSEEN = tuple(folder for folders, _ in _HIDES.values() for folder in folders)
+"""Folders whose content is not there for the service as DIRECTIVES confine it."""
 
 
 class HardeningError(ValueError):
@@ -75,6 +80,20 @@ def lines(changes: Mapping[str, Any]) -> list[str]:
             if problem := text_problem(text):
                 raise HardeningError(f"sglang_hardening.{name}: {problem}")
             found.append(f"{name}={text}")
+    return found
+
+
+def unseen(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of UNSEEN that are not there for the service under `changes` either; HardeningError as for lines().
+
+    What counts of a directive with several lines is the last one, as systemd has it.
+    """
+    lines(changes)
+    found: tuple[str, ...] = ()
+    for name, (folders, also) in _HIDES.items():
+        texts = _texts(name, {**DIRECTIVES, **changes}[name])
+        if texts and texts[-1].strip().lower() in (*_TRUE, *also):
+            found += folders
     return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .host_evidence import Evidence
+from .host_gather import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,8 @@ class HostFacts:
     """Facts of one host; None is not known.
 
     capability such as "12.0", None where GPUs differ in it. gpu_memory_gib is the smallest GPU's, in GiB. nvcc and
-    driver are versions. nvlink tells whether any two GPUs are joined by it.
+    driver are versions. nvlink tells whether any two GPUs are joined by it. weights tells whether something lies in the
+    folder of the weights.
     """
 
     gpus: tuple[str, ...] = ()
@@ -24,6 +26,7 @@ class HostFacts:
     nvlink: bool | None = None
     nvcc: str | None = None
     sockets: int | None = None
+    weights: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -35,6 +38,7 @@ def facts(evidence: Evidence) -> HostFacts:
     gpus = evidence.gpus
     kinds = {gpu.capability for gpu in gpus if gpu.capability}
     sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib]  # a chip without memory of its own does not tell
+    places = [disk.inhabited for disk in evidence.disks if disk.use == WEIGHTS]
     cells = [cell for row in evidence.topology.paths for cell in row]
     return HostFacts(
         gpus=tuple(gpu.name for gpu in gpus),
@@ -45,4 +49,5 @@ def facts(evidence: Evidence) -> HostFacts:
         nvlink=any(cell.startswith("NV") for cell in cells) if len(gpus) > 1 and cells else None,
         nvcc=evidence.nvcc,
         sockets=evidence.sockets,
+        weights=any(places) if places else None,
     )

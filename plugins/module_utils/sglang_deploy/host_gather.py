@@ -260,7 +260,7 @@ def _rotational(host: Machine, device: str) -> bool | None:
 
 def _memory(host: Machine) -> Memory:
     told = dict(re.findall(r"(?m)^(\w+):\s+(\d+) kB", host.read("/proc/meminfo")))
-    shm = host.path("/dev/shm")  # noqa: S108 - its size is what is asked  # nosec B108
+    shm = host.path("/dev/shm")  # noqa: S108 - its size is what is asked
     stat = os.statvfs(shm) if shm.is_mount() else None
     return Memory(
         total_mib=int(told["MemTotal"]) // 1024 if "MemTotal" in told else None,

@@ -17,6 +17,8 @@ _KEPT_MIB = 16 * 1024
 """A compile job of FlashInfer's SM120 kernels takes 3 to 8 GiB; this much is kept for everything else."""
 _LOADER_MIB = 2 * 1024
 """Main memory that one rank takes while it loads: Python, CUDA context and buffers."""
+_TURNING_MIB_S = 200
+"""What a disk that turns reads at best."""
 _OPEN_FILES = 1048576
 _PACKAGES = {"g++": "apt install g++", "ninja": "apt install ninja-build", "nvcc": "install the stack's CUDA toolkit"}
 
@@ -118,7 +120,7 @@ def _release(disk: Disk, needs: Needs) -> Told:
 
 def _weights(disk: Disk, needs: Needs) -> Told:
     wants = (needs.weights_gib or 0) * 1024
-    if not needs.weights_there and disk.free_mib is not None and disk.free_mib < wants:
+    if not (needs.weights_there or disk.inhabited) and disk.free_mib is not None and disk.free_mib < wants:
         full = disk.total_mib is not None and disk.total_mib < wants
         reason = f"{disk.path} has {disk.free_mib / 1024:.0f} GiB free, and the weights take about {wants / 1024:.0f} GiB."
         remedy = "Free space, mount a larger disk there, or name a local copy with sglang_model."
@@ -127,7 +129,11 @@ def _weights(disk: Disk, needs: Needs) -> Told:
         reason = f"The weights are on a network filesystem ({disk.kind}); every start reads them whole."
         yield "filesystem-slow", INFORM, reason, "Keep a copy on a local NVMe disk."
     elif needs.cuda and disk.rotational:
-        reason = "The weights are on a disk that turns; reading some 400 GB takes over half an hour."
+        reason = (
+            "The weights are on a disk that turns"
+            + (f"; reading {wants / 1024:.0f} GiB takes about {wants / _TURNING_MIB_S / 60:.0f} minutes" if wants else "")
+            + "."
+        )
         yield "filesystem-slow", WARN, reason, "Put them on NVMe."
 
 

@@ -9,7 +9,9 @@ Standard library only; runs on the managed host, and its names on the controller
 from __future__ import annotations
 
 import http.client
+import queue
 import re
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -27,7 +29,8 @@ _PINNED = re.compile(r"[0-9a-f]{40}")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_LIMIT = 256 * 2**20  # the index of the largest models has some 30 MB
 _TRIES = 4
-_TIMEOUT_S = 30
+_TIMEOUT_S = 30  # between two pieces of an answer
+_WHOLE_S = 600  # for a whole answer and all tries; the largest index comes in that at 50 kB/s
 
 
 class HubError(Exception):
@@ -149,11 +152,14 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 class Hub:
-    """Asks one hub. `pause` is the first wait in seconds between tries; proxies and certificates come from os.environ."""
+    """Asks one hub. Proxies and certificates come from os.environ.
 
-    def __init__(self, endpoint: str = "", token: str = "", *, pause: float = 1.0) -> None:
+    `pause` is the first wait in seconds between tries, `whole` the seconds that an answer may take with all of them.
+    """
+
+    def __init__(self, endpoint: str = "", token: str = "", *, pause: float = 1.0, whole: float = _WHOLE_S) -> None:
         self.endpoint = (endpoint or ENDPOINT).rstrip("/")
-        self._token, self._pause = token, pause
+        self._token, self._pause, self._whole = token, pause, whole
         self._opener = urllib.request.build_opener(_Redirects)
 
     def listing(self, repo: str, revision: str) -> Listing:
@@ -175,6 +181,26 @@ class Hub:
         return self._get(path, listing.repo, listing.commit).decode("utf-8", errors="replace")
 
     def _get(self, path: str, repo: str, revision: str) -> bytes:
+        """The answer to `path`. HubError for every other end, that of the time for a whole answer included."""
+        came: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                came.put(self._tried(path, repo, revision))
+            except Exception as error:  # raised below, by the thread that waits
+                came.put(error)
+
+        # A thread, since urllib's limit starts anew with each byte; one that is given up ends with the process.
+        threading.Thread(target=ask, daemon=True).start()
+        try:
+            found = came.get(timeout=self._whole)
+        except queue.Empty:
+            raise HubError(unreachable(self.endpoint, f"no whole answer to {path} in {self._whole:.0f} s")) from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _tried(self, path: str, repo: str, revision: str) -> bytes:
         request = urllib.request.Request(self.endpoint + path, headers={"User-Agent": "sglang-deploy"})  # noqa: S310
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import glob
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 BLOCK = 2**22
 TRIES = 5
+STREAMS = 8  # files at a time, as many as snapshot_download takes
 RESERVE = 2**16  # bytes kept for the last word on a disk that is full
 STALE_S = 60  # a file that is being downloaded was written to more recently than this
 
@@ -43,7 +43,7 @@ def write(path: str, data: object) -> None:
 
 def digest_of(path: Path, entry: dict[str, Any], count: Any) -> str:
     """The SHA-256 of a large file or the git blob id of a small one; `count` is told of bytes as they are read."""
-    sha: Any = hashlib.sha256() if entry["sha256"] else hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # noqa: S324  # nosec B324
+    sha: Any = hashlib.sha256() if entry["sha256"] else hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # noqa: S324
     buffer = bytearray(BLOCK)
     with path.open("rb", buffering=0) as handle:
         while size := handle.readinto(buffer):
@@ -68,20 +68,28 @@ def drop_leftovers(request: dict[str, Any]) -> None:
 
 
 def fetch(request: dict[str, Any]) -> None:
-    """Download what is missing; what breaks off is gone on with, a few times."""
+    """Download what is missing; what breaks off is gone on with, a few times.
+
+    File by file, since the library's snapshot_download first asks for a listing, whose pages have no end if the hub gives
+    none, and the files are known here.
+    """
     import httpx  # type: ignore[import-not-found]  # of the release
     import huggingface_hub  # type: ignore[import-not-found]  # of the release
 
+    def one(entry: dict[str, Any]) -> None:
+        huggingface_hub.hf_hub_download(
+            request["repo"],
+            entry["name"],
+            revision=request["revision"],
+            cache_dir=request["root"],
+            endpoint=request["endpoint"],
+            token=request["token"] or False,
+        )
+
     for left in reversed(range(TRIES)):
         try:
-            huggingface_hub.snapshot_download(
-                request["repo"],
-                revision=request["revision"],
-                cache_dir=request["root"],
-                endpoint=request["endpoint"],
-                token=request["token"] or False,
-                allow_patterns=[glob.escape(entry["name"]) for entry in request["files"]],
-            )
+            with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+                list(pool.map(one, request["files"]))
             return
         except (httpx.TransportError, OSError) as error:
             # where the hub cannot be asked, the library says that nothing is in the cache; the reason is the cause

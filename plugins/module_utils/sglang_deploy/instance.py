@@ -68,7 +68,7 @@ def parts_of(unit: str) -> tuple[str, str]:
 
 def local_url(host: str, port: int, scheme: str = "http") -> str:
     """Where a server that binds to `host` answers on its own host: a wildcard address answers on loopback."""
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to  # nosec B104
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
@@ -200,14 +200,18 @@ def live(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS, templa
     return directory / "candidate" if _setting(name, runtime_units, template).exists() else directory
 
 
-def discard(name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS, template: str = TEMPLATE) -> bool:
+def discard(
+    name: str, directory: Path, runtime_units: Path = RUNTIME_UNITS, template: str = TEMPLATE, *, apply: bool = True
+) -> bool:
     """Let the unit's next start run what the instance's own files say. Returns whether there was a candidate.
 
     A running process is left alone. Its files go last, so that systemd never points to a launch script that is gone.
+    apply: False only looks.
     """
     setting, candidate = _setting(name, runtime_units, template), directory / "candidate"
-    if not (setting.exists() or candidate.exists()):
-        return False
+    there = setting.exists() or candidate.exists()
+    if not (there and apply):
+        return there
     setting.unlink(missing_ok=True)
     subprocess.run(["systemctl", "daemon-reload"], check=True, capture_output=True)
     shutil.rmtree(candidate, ignore_errors=True)
@@ -260,7 +264,7 @@ def context(deployment: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 def _release(deployment: Mapping[str, Any]) -> Path:
     """The release's folder: its Python is PATH/venv/bin/python."""
-    return Path(str(deployment["spec"]["command"][0])).parents[2]
+    return Path(str(deployment["spec"]["command"][0])).parent.parent.parent
 
 
 def read(directory: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -27,16 +28,21 @@ def command(unit: str, invocation: str = "", output: str = "cat") -> list[str]:
 
 
 @contextmanager
-def lines(unit: str, invocation: str = "", output: str = "cat") -> Iterator[IO[bytes]]:
-    """A stream of those lines. Raises JournalError where there is no journal."""
+def lines(unit: str, invocation: str = "", output: str = "cat", seconds: float | None = None) -> Iterator[IO[bytes]]:
+    """A stream of those lines, which ends after `seconds` at the latest. Raises JournalError where there is no journal."""
     try:
         process = subprocess.Popen(command(unit, invocation, output), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError as error:
         raise JournalError(f"the journal of {unit} cannot be read: {error}") from error
     assert process.stdout is not None  # noqa: S101
+    limit = threading.Timer(seconds, process.kill) if seconds is not None else None
+    if limit:
+        limit.start()
     try:
         yield process.stdout
     finally:
+        if limit:
+            limit.cancel()
         process.stdout.close()
         process.kill()
         process.wait()

@@ -128,7 +128,7 @@ class Known:
 def load(catalog: Catalog) -> Known:
     """Load known.yml of a catalog."""
     text = (catalog.root / "known.yml").read_text(encoding="utf-8")
-    return Known(yaml.load(text, Loader=LOADER), catalog)  # noqa: S506 - a safe loader either way  # nosec B506
+    return Known(yaml.load(text, Loader=LOADER), catalog)  # noqa: S506 - a safe loader either way
 
 
 def _date(text: str) -> datetime.date | None:

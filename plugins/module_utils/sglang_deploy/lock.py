@@ -99,7 +99,7 @@ def me(pid: int) -> Holder:
     """This controller, with one of its processes as the holder."""
     host = socket.gethostname()
     return Holder(
-        f"{host} {_text('/proc/sys/kernel/random/boot_id')} {_link('/proc/self/ns/pid')}", pid, _start(pid), _by(host)
+        f"{host} {_text('/proc/sys/kernel/random/boot_id')} {_link('/proc/self/ns/pid')}", pid, started(pid), _by(host)
     )
 
 
@@ -113,7 +113,7 @@ def alive(holder: Holder, controller: str) -> bool | None:
         return False
     except PermissionError:
         pass  # somebody else's process
-    return _start(holder.pid) == holder.start
+    return started(holder.pid) == holder.start
 
 
 @contextlib.contextmanager
@@ -234,8 +234,9 @@ def _moment() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _start(pid: int) -> str:
-    """Field 22 of /proc/PID/stat; the second one, the name in brackets, may hold anything."""
+def started(pid: int) -> str:
+    """When a process started, as field 22 of /proc/PID/stat counts it; empty where there is none."""
+    # The second field, the name in brackets, may hold anything.
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from .hardening import UNSEEN
 
-HIDDEN = UNSEEN
 _NOBODY = 65534
 _SHOWN = 5
 
@@ -69,15 +68,18 @@ def _where(paths: Sequence[Path], user: str, true: Callable[[Path], bool]) -> li
     return [paths[number] for number in json.loads(told)]
 
 
-def problems(folder: Path, user: str) -> list[str]:
-    """Why the service could not read the model in `folder`, each with its cure; empty where it can."""
+def problems(folder: Path, user: str, unseen: Sequence[str] = UNSEEN) -> list[str]:
+    """Why the service could not read the model in `folder`, each with its cure; empty where it can.
+
+    unseen: the folders that are not there for it (hardening.unseen).
+    """
     files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     real = {folder.resolve(), *(entry.resolve() for entry in files)}
-    hidden = sorted({home for path in real for home in HIDDEN if path.is_relative_to(home)})
+    hidden = sorted({home for path in real for home in unseen if path.is_relative_to(home)})
     if hidden:
         return [
             f"It lies under {', '.join(hidden)}, which the service does not see (ProtectHome, PrivateTmp). Move it, to "
-            "/srv/models say."
+            "/srv/models say, or loosen that in sglang_hardening."
         ]
     closed = unreadable(files, user)
     if not closed:

@@ -57,7 +57,7 @@ _EMAIL = re.compile(r"[\w.+-]+@(?![\w-]+\.(?:service|socket|target|timer|slice)\
 _JOURNAL_HOST = re.compile(
     r"^((?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT\S+) )(\S+)( [\w.@/()-]+(?:\[\d+\])?: )"
 )
-_HARMLESS = frozenset({"127.0.0.1", "0.0.0.0", "localhost", "::1", "255.255.255.255"})  # noqa: S104  # nosec B104
+_HARMLESS = frozenset({"127.0.0.1", "0.0.0.0", "localhost", "::1", "255.255.255.255"})  # noqa: S104
 
 
 def secrets(text: str) -> str:

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .release_host import ReleaseError
 from .release_lock import canonical_name
@@ -26,14 +27,33 @@ PTH = "_packages_of_the_host.pth"
 
 def show_to(python: str, packages: Path) -> None:
     """Let an environment with the site-packages folder ``packages`` see those of the interpreter ``python``, behind its
-    own.
+    own. ReleaseError where that one does not say which these are.
 
     A line for Python's own ``site``, since ``--system-site-packages`` passes over a ``python`` that is a venv's itself.
     """
-    done = subprocess.run([python, "-I", "-c", _FOLDERS], capture_output=True, text=True, check=True, timeout=60)
-    folders = dict.fromkeys(json.loads(done.stdout))
+    folders = dict.fromkeys(_asked(python, _FOLDERS))
     lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in folders)
     (packages / PTH).write_text(lines, encoding="utf-8")
+
+
+def _asked(python: str, code: str, *words: str) -> Any:
+    """The JSON that the host's Python prints for a few lines of code. ReleaseError with its last words where it fails."""
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", code, *words], capture_output=True, text=True, errors="replace", check=False, timeout=60
+        )
+        if done.returncode == 0:
+            return json.loads(done.stdout)
+        said = done.stderr.strip().splitlines()
+        problem = f"it ended with status {done.returncode}: {said[-1] if said else 'without a word'}"
+    except subprocess.TimeoutExpired:
+        problem = "it did not answer in 60 s"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    raise ReleaseError(
+        f"{python}, which the stack takes packages from (system_site_packages), could not be asked for them: {problem}. "
+        "Mend that Python, set sglang_python to another, or take them out of system_site_packages."
+    )
 
 
 def same_version(wanted: str, found: str) -> bool:
@@ -57,13 +77,7 @@ def given(python: str, wanted: Sequence[str]) -> dict[str, str]:
     ReleaseError names every one that is missing or another than wanted.
     """
     names = [canonical_name(line) for line in wanted]
-    try:
-        done = subprocess.run(
-            [python, "-I", "-c", _VERSIONS, *names], capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ReleaseError(f"{python} could not be asked for its packages: {error}") from error
-    found: Mapping[str, str | None] = json.loads(done.stdout)
+    found: Mapping[str, str | None] = _asked(python, _VERSIONS, *names)
     pinned = exact(wanted)
     wrong = []
     for name in names:

@@ -8,12 +8,16 @@ to its end. Standard library only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from . import instance, secrets
 from .decode_check.client import BadAnswer, Client, Deadline, Limits, Refused, RequestFailed, Server, parse_json
 
+TEMPLATE = "sglang-router"
+"""Name of the routers' template unit."""
 ASK_S = 10.0
 """Seconds for one answer of the router."""
 POLL_S = 0.5
@@ -89,6 +93,23 @@ class Router:
             raise RouterProblem(
                 f"the router at {self.url} lists its workers in a form that is not known: {error}"
             ) from error
+
+
+def of_instance(name: str, directory: Path, deployment: Mapping[str, Any]) -> Router:
+    """The router that the unit of an instance runs: its address, and the keys on the host. directory: the instance's own."""
+    keys = secrets.read(instance.live(name, directory, template=TEMPLATE))
+    values = keys.values if keys else {}
+    return Router(str(deployment["spec"]["url"]), str(values.get("api_key") or ""), str(values.get("admin_api_key") or ""))
+
+
+def in_words(workers: Sequence[Listed]) -> str:
+    """The workers that a router lists, for a person: how many are healthy, and which are not."""
+    ill = [worker.url for worker in workers if not worker.healthy]
+    kinds = {worker.kind for worker in workers}
+    counts = [f"{sum(one.healthy for one in workers if one.kind == kind)} {kind}" for kind in sorted(kinds)]
+    told = f"{len(workers) - len(ill)} of {len(workers)} workers are healthy"
+    told += f" ({', '.join(counts)})" if kinds - {"regular"} else ""
+    return f"{told}; not {', '.join(ill)}" if ill else told
 
 
 Sleep = Callable[[float], None]

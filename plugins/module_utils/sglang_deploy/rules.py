@@ -65,7 +65,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Model:
-    """The checkpoint. `sparse_attention` is DSA (lightning indexer); `weights_gib` is all of it, in GiB; `writable` says
+    """The checkpoint. `sparse_attention` is DSA (lightning indexer); `weights_gib` is all of it, in GiB. `local` says that
+    the server gets a directory, `fetched` that the cache of a server that gets a name holds some of it; `writable` says
     that the service could change its files.
     """
 
@@ -79,6 +80,7 @@ class Model:
     num_heads: int | None = None
     weights_gib: float | None = None
     local: bool | None = None
+    fetched: bool | None = None
     writable: bool | None = None
 
 
@@ -174,7 +176,7 @@ def load(path: Path, settings: Collection[str] | None = None) -> tuple[Rule, ...
     Raises:
         RuleError: unknown field, test or severity, a rule without reason or source, an id given twice.
     """
-    data = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 - a safe loader either way  # nosec B506
+    data = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 - a safe loader either way
     if not isinstance(data, dict) or set(data) != {"rules"} or not isinstance(data["rules"], list):
         raise RuleError(f"{path}: the file holds one key, `rules`, with a list")
     rules: list[Rule] = []

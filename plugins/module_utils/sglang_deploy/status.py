@@ -104,11 +104,11 @@ def lines(
     now: Load | None = None,
     gpus: Sequence[str] = (),
     edited: Sequence[str] = (),
-    canary: str = "",
+    more: Sequence[str] = (),
 ) -> list[str]:
     """One fact a line: what runs, whether it is what the instance's files say, and what the last gate said of it.
 
-    edited: files of the instance that are not what was accepted. canary: its line, empty where there is none.
+    edited: files of the instance that are not what was accepted. more: lines of the canary, or of a router's workers.
     """
     if not deployment:
         if running.active:
@@ -134,8 +134,7 @@ def lines(
     said += [f"DRIFT {path} was edited by hand: the next deploy puts it back" for path in edited]
     if running.restarts:
         said.append(f"systemd has restarted it {running.restarts} times")
-    if canary:
-        said.append(canary)
+    said += more
     gates = [entry for entry in entries if entry.get("spec") == spec["hash"]]
     if gates:
         said.append(f"last gate {_gate(gates[-1])}")

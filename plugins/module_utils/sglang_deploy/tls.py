@@ -9,6 +9,7 @@ import re
 import shutil
 import stat
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from ipaddress import ip_address
@@ -17,8 +18,8 @@ from pathlib import Path
 from .hardening import UNSEEN
 
 SOON_DAYS = 14
-HIDDEN = (*UNSEEN, "/etc/sglang")
-"""What the unit does not see, with other instances' files."""
+OWN = "/etc/sglang"
+"""Of it the unit sees its own instance's files alone, whatever is loosened."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,20 @@ class Certificate:
     until: str = ""
 
 
-def examine(certificate: Path, key: Path, name: str, group: int, now: datetime | None = None) -> Certificate:
+def examine(
+    certificate: Path,
+    key: Path,
+    name: str,
+    group: int,
+    now: datetime | None = None,
+    unseen: Sequence[str] = UNSEEN,
+) -> Certificate:
     """Look at a certificate and its key (PEM files): dates, name, whether they belong together and who may read the key.
 
     name: DNS name or address that clients use; empty leaves it unchecked. group: group id of the service. now: in UTC, for
-    dates to be judged at another time than the present.
+    dates to be judged at another time than the present. unseen: folders that are not there for it (hardening.unseen).
     """
-    problems = [problem for path in (certificate, key) if (problem := _unreadable(path, group))]
+    problems = [problem for path in (certificate, key) if (problem := _unreadable(path, group, unseen))]
     if shutil.which("openssl") is None:
         problems.append("openssl, which judges the certificate, is not on the host: apt install openssl")
     problems = problems or _key_problems(key)
@@ -67,9 +75,9 @@ def end(certificate: Path) -> datetime | None:
     return datetime.strptime(found[1].strip(), "%b %d %H:%M:%S %Y %Z").replace(tzinfo=timezone.utc) if found else None
 
 
-def _unreadable(path: Path, group: int) -> str:
+def _unreadable(path: Path, group: int, unseen: Sequence[str]) -> str:
     """Why the service cannot read a file, by the modes of the file and of the folders above it; empty if it can."""
-    if any(one.is_relative_to(folder) for one in (path, path.resolve()) for folder in HIDDEN):
+    if any(one.is_relative_to(folder) for one in (path, path.resolve()) for folder in (*unseen, OWN)):
         return f"{path}: the service does not see what lies there: put the file elsewhere, such as /etc/ssl/sglang"
     try:
         for folder in reversed(path.resolve().parents):

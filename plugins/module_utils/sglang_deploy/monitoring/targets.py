@@ -128,7 +128,7 @@ def _joined(address: str, port: int) -> str:
 
 
 def _is_wildcard(bind: str) -> bool:
-    return bind in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound to  # nosec B104
+    return bind in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound to
 
 
 def _is_loopback(bind: str) -> bool:
