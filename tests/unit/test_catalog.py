@@ -111,6 +111,20 @@ def test_own_entries_are_added_and_replace_those_of_the_same_name():
     assert set(CATALOG.stacks) < set(loaded.stacks)
 
 
+def test_a_stack_that_extends_another_adds_to_its_lists_and_replaces_the_rest():
+    added = {"extends": "glm5-cuda128", "requirements": ["mooncake-transfer-engine"], "environment": {"A": "1"}}
+    more = {"extends": "mine", "requirements": ["nixl"], "disk_mib": 1, "evidence": EVIDENCE}
+    loaded = catalog.load(ROOT, {"more": more, "mine": added}).stacks
+    base = CATALOG.stacks["glm5-cuda128"]
+    assert (loaded["mine"].name, loaded["mine"].source, loaded["mine"].evidence) == ("mine", base.source, base.evidence)
+    assert loaded["mine"].environment == {**base.environment, "A": "1"}
+    assert loaded["more"].requirements == (*base.requirements, "mooncake-transfer-engine", "nixl")
+    assert loaded["more"].disk_mib == 1
+    assert [item.fact for item in loaded["more"].evidence] == [*(item.fact for item in base.evidence), "tried"]
+    assert consistency.check(loaded["more"], catalog.load(ROOT, {"more": more, "mine": added})) == []
+    assert loaded["glm5-cuda128"] == base
+
+
 @pytest.mark.parametrize(
     ("stacks", "text"),
     [
@@ -133,6 +147,12 @@ def test_own_entries_are_added_and_replace_those_of_the_same_name():
         ({"mine": stack(environment={"A": 1})}, "put it in quotes"),
         ({"mine": "0.5.9"}, "is text, should be a mapping"),
         (["mine"], "sglang_stacks: should be a mapping"),
+        ({"mine": {"extends": "glm5-cuda12"}}, "mine, extends: unknown stack 'glm5-cuda12'; did you mean glm5-cuda128?"),
+        ({"mine": {"extends": ["cpu"]}}, "mine, extends: unknown stack ['cpu']"),
+        ({"cpu": {"extends": "cpu"}}, "cpu: extends itself: cpu -> cpu; what extends a stack has a name of its own"),
+        ({"a": {"extends": "b"}, "b": {"extends": "a"}}, "a: extends itself: a -> b -> a"),
+        ({"a": {"extends": "b"}, "b": "text"}, "sglang_stacks, a: is text, should be a mapping"),
+        ({"mine": {"extends": "cpu", "torch": 2.9}}, "mine, torch: is a number (2.9)"),
     ],
 )
 def test_a_wrong_stack_is_refused_with_its_place(stacks, text):

@@ -76,6 +76,13 @@ def test_what_was_left_to_sglang_is_told_and_no_fault() -> None:
     assert "kv_cache_dtype: asked bfloat16, runs fp8_e4m3 ([2026-11-30" in told
 
 
+def test_a_name_that_the_server_writes_out_is_what_was_asked() -> None:
+    parts = {"disaggregation_mode": "decode", "disaggregation_transfer_backend": "mooncake_tcp"}
+    runs = {**RECORDED, "disaggregation_mode": "decode", "disaggregation_transfer_backend": "mooncake"}
+    assert effective.judge(asked(**parts), runs)[0]
+    assert not effective.judge(asked(**parts), {**runs, "disaggregation_transfer_backend": "nixl"})[0]
+
+
 def test_an_override_that_was_allowed_is_told_and_passes() -> None:
     ok, told, evidence = effective.judge({**asked(attention="triton"), "allowed": ["sglang-overrides"]}, RECORDED)
     assert ok

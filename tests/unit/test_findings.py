@@ -43,6 +43,7 @@ def diagnose(text: str | bytes, **known: Any) -> findings.Diagnosis:
         ("missing-flash-ops.log", "wheels-of-another-cuda", "flash_ops"),
         ("config-missing-field.log", "checkpoint-index", "moe_layer_freq"),
         ("missing-dependency.log", "module-missing", "No module named 'dill'"),
+        ("no-libibverbs.log", "transfer-engine-missing", "Please install mooncake"),
         ("missing-cxx-compiler.journal", "no-compiler", "No working C++ compiler"),
     ],
 )

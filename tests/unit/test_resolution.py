@@ -21,6 +21,8 @@ class ServerArgs:
     device: str = None
     kv_cache_dtype: str = "auto"
     api_key: str = "secret"
+    disaggregation_mode: str = "null"
+    disaggregation_transfer_backend: str = "mooncake"
 
     def check_server_args(self):
         assert self.kv_cache_dtype != "nvfp4", "KV must be bfloat16"
@@ -34,9 +36,12 @@ def prepare_server_args(argv):
     parser = argparse.ArgumentParser()
     parser.add_argument("--device"); parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--model-path")
+    parser.add_argument("--disaggregation-mode", default="null")
+    parser.add_argument("--disaggregation-transfer-backend", default="mooncake")
     given = parser.parse_args(argv)
     logging.getLogger("sglang.srt").warning("Setting KV cache dtype to bfloat16")
-    return ServerArgs(device=given.device, kv_cache_dtype=given.kv_cache_dtype)
+    parts = {name: value for name, value in vars(given).items() if name.startswith("disaggregation")}
+    return ServerArgs(device=given.device, kv_cache_dtype=given.kv_cache_dtype, **parts)
 """
 
 
@@ -58,7 +63,13 @@ def release(tmp_path: Path) -> Path:
 def test_resolved_fields_and_log_come_back_without_secrets(release: Path) -> None:
     answer = resolve(release, ["--device", "cpu"], {})
     assert answer.ok
-    assert answer.resolved == {"device": "cpu", "kv_cache_dtype": "auto"}
+    assert answer.resolved["device"] == "cpu"
+    assert set(answer.resolved) == {
+        "device",
+        "kv_cache_dtype",
+        "disaggregation_mode",
+        "disaggregation_transfer_backend",
+    }
     assert answer.log == ("Setting KV cache dtype to bfloat16",)
 
 
@@ -115,6 +126,37 @@ def test_certain_answers_are_kept_and_others_not(release: Path, tmp_path: Path) 
     (model / "config.json").write_text('{"changed": 1}')
     assert not resolve(release, argv, {}, cache=cache).ok
     assert len(list(cache.iterdir())) == 1
+
+
+PREFILL = ["--device", "cpu", "--disaggregation-mode", "prefill", "--disaggregation-transfer-backend"]
+
+
+@pytest.mark.parametrize("backend", ["mooncake", "mooncake_tcp"])
+def test_prefill_without_what_moves_the_cache_is_refused_until_it_is_there(
+    release: Path, tmp_path: Path, backend: str
+) -> None:
+    cache, site = tmp_path / "cache", release.parent / "site"
+    answer = resolve(release, [*PREFILL, backend], {}, cache=cache)
+    assert (answer.ok, answer.refused) == (False, True)
+    assert "add the package of mooncake to the requirements of the stack" in answer.reason
+    (site / "mooncake").mkdir()
+    engine = site / "mooncake" / "engine.py"
+    engine.write_text("raise ImportError('libibverbs.so.1: cannot open shared object file: No such file or directory')")
+    answer = resolve(release, [*PREFILL, backend], {}, cache=cache)
+    assert answer.refused
+    assert "the host lacks libibverbs.so.1: apt install libcurl4 libibverbs1 libnuma1" in answer.reason
+    # Another length, or the second's own bytecode is taken for it.
+    engine.write_text("raise ImportError('libcudart.so.12.8.90: cannot open shared object file: No such file or directory')")
+    answer = resolve(release, [*PREFILL, backend], {}, cache=cache)
+    assert "the host lacks libcudart.so.12.8.90: install the package that has it" in answer.reason
+    engine.write_text("")
+    assert resolve(release, [*PREFILL, backend], {}, cache=cache).ok
+
+
+def test_another_transfer_is_not_looked_for_and_a_whole_server_needs_none(release: Path) -> None:
+    assert resolve(release, [*PREFILL, "fake"], {}).ok
+    assert resolve(release, ["--device", "cpu", "--disaggregation-mode", "null"], {}).ok
+    assert "package of nixl" in resolve(release, [*PREFILL, "nixl"], {}).reason
 
 
 def test_the_child_gets_the_instances_environment_and_little_else(release: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,9 +210,12 @@ def load(root: Path, stacks: Mapping[str, Any] | None = None, profiles: Mapping[
     )
     found_stacks: dict[str, Stack] = {}
     found_profiles: dict[str, Profile] = {}
-    for where, entries in (("stacks.yml", _read(root / "stacks.yml", dict)), ("sglang_stacks", stacks or {})):
-        for name, data in _mapping(entries, where, problems).items():
-            stack = _entry(Stack, data, f"{where}, {name}", problems, name=str(name))
+    shipped, own = _read(root / "stacks.yml", dict), _mapping(stacks or {}, "sglang_stacks", problems)
+    written = {**shipped, **own}
+    for where, entries in (("stacks.yml", shipped), ("sglang_stacks", own)):
+        for name, data in entries.items():
+            whole = _extended(name, data, written, f"{where}, {name}", problems)
+            stack = None if whole is None else _entry(Stack, whole, f"{where}, {name}", problems, name=str(name))
             if stack is not None:
                 problems.extend(_stack_problems(stack, f"{where}, {name}", options, root))
                 found_stacks[stack.name] = stack
@@ -234,7 +237,7 @@ def load(root: Path, stacks: Mapping[str, Any] | None = None, profiles: Mapping[
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - a safe loader either way  # nosec B506
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 - a safe loader either way
     except OSError as error:
         raise CatalogError([f"{path}: cannot be read ({error.strerror})"]) from error
     except yaml.YAMLError as error:
@@ -257,6 +260,38 @@ def _entry(cls: type[Any], data: object, where: str, problems: list[str], **give
     except FieldError as error:
         problems.extend(error.problems)
         return None
+
+
+def _extended(name: object, data: object, entries: Mapping[Any, Any], where: str, problems: list[str]) -> object:
+    """A stack's entry laid over the one that it extends: lists are added to, settings and environment laid over, all else
+    replaced. None where that one cannot be told, which is then among the problems.
+    """
+    chain, names = [data], [name]
+    while isinstance(link := chain[-1], Mapping) and "extends" in link:
+        parent = link["extends"]
+        if parent in names:
+            way = " -> ".join(map(str, [*names, parent]))
+            problems.append(f"{where}: extends itself: {way}; what extends a stack has a name of its own")
+            return None
+        if not isinstance(parent, str) or parent not in entries:
+            problems.append(f"{where}, extends: unknown stack {parent!r}; {suggest(str(parent), entries)}")
+            return None
+        names.append(parent)
+        chain.append(entries[parent])
+    whole = chain.pop()
+    for link in reversed(chain):
+        if isinstance(whole, Mapping) and isinstance(link, Mapping):
+            whole = {**whole, **{key: _laid_over(key, value, whole.get(key)) for key, value in link.items()}}
+            del whole["extends"]
+    return whole
+
+
+def _laid_over(key: str, value: object, below: object) -> object:
+    if isinstance(value, list) and isinstance(below, list):
+        return [*below, *value]
+    if key in ("settings", "environment") and isinstance(value, Mapping) and isinstance(below, Mapping):
+        return {**below, **value}
+    return value
 
 
 def _options(data: Mapping[str, Any], problems: list[str]) -> OptionMap:

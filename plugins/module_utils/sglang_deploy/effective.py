@@ -48,7 +48,7 @@ _LOG_FACTS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (re.compile(r"Attention backend not (?:explicitly )?specified\. Use (\w+) backend"), ("attention",)),
     (re.compile(r"Use (\w+) as (?:the )?attention backend"), ("attention",)),
 )
-_SAME = {"bf16": "bfloat16", "nsa": "dsa", "compressed": "dsv4", "nextn": "eagle"}
+_SAME = {"bf16": "bfloat16", "nsa": "dsa", "compressed": "dsv4", "nextn": "eagle", "mooncake_tcp": "mooncake"}
 _NOTHING = ("", "none", "null", "auto")
 
 

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -26,6 +27,8 @@ from .instance import service_environment
 TIMEOUT_S = 300.0
 MEMORY_BYTES = 8 * 2**30
 _POLL_S = 0.2
+# What mooncake's wheel 0.3.13 links and does not bring, and how Debian and Ubuntu call it. It is the same where TCP is used.
+_MOONCAKE = {"libcurl.so.4": "libcurl4", "libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1"}
 # Folders that the service alone may write to: what another user left in them would be in its way.
 _CACHES = frozenset(service_environment("", "", "", "", "")) - {"PATH", "HF_HOME"}
 
@@ -35,7 +38,8 @@ class Resolution:
     """What the release said.
 
     ok: `resolved` holds the fields of its arguments. refused: the release would not start with these arguments. Otherwise
-    `reason` says why it cannot be told here. `log` is what SGLang logged while resolving.
+    `reason` says why it cannot be told here. `log` is what SGLang logged while resolving. passing: the host's packages
+    decide it, so the answer is good for once.
     """
 
     ok: bool
@@ -44,6 +48,7 @@ class Resolution:
     resolved: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[str, ...] = ()
     seconds: float = 0.0
+    passing: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -80,7 +85,7 @@ def resolve(
     started = time.monotonic()
     answer = _ask(python, argv, environment, timeout_s, memory_bytes, identity)
     answer = Resolution(**{**answer.__dict__, "seconds": round(time.monotonic() - started, 1)})
-    if kept is not None and keep and (answer.ok or answer.refused):
+    if kept is not None and keep and (answer.ok or answer.refused) and not answer.passing:
         kept.parent.mkdir(parents=True, exist_ok=True)
         partial = kept.with_suffix(f".{os.getpid()}")
         partial.write_text(json.dumps(answer.as_dict()), encoding="utf-8")
@@ -192,7 +197,19 @@ def judge(report: Mapping[str, Any], argv: Sequence[str]) -> Resolution:
         return Resolution(False, reason=f"no GPU is visible, and SGLang decides by the chip{told}", log=log)
     if error:
         return Resolution(False, refused=kind in ("ValueError", "AssertionError"), reason=f"{kind}: {error}", log=log)
+    if missing := report.get("transfer"):
+        return Resolution(False, refused=True, reason=_no_transfer(**missing), log=log, passing=True)
     return Resolution(True, resolved=resolved, log=log)
+
+
+def _no_transfer(backend: str, error: str) -> str:
+    """What to do where the release cannot import what moves the KV cache."""
+    if found := re.match(r"(lib\S+?\.so\S*): cannot open shared object file", error):
+        known = f"apt install {' '.join(_MOONCAKE.values())}"
+        cure = f"the host lacks {found[1]}: {known if found[1] in _MOONCAKE else 'install the package that has it'}"
+    else:
+        cure = f"add the package of {backend} to the requirements of the stack, as in docs/several-hosts.md"
+    return f"disaggregation_transfer_backend {backend} cannot be imported ({error}); {cure}"
 
 
 def _device(argv: Sequence[str]) -> str | None:

@@ -2,13 +2,15 @@
 
 `resolution.resolve` hands this file's source to `venv/bin/python -c` with the path of a JSON file to write; the argument
 list comes as JSON on standard input. It calls SGLang's own `prepare_server_args`, and `check_server_args` where the
-version has it. Nothing else is started and no weights are read.
+version has it, and imports what moves a KV cache between hosts where prefill and decode are apart, since SGLang does so
+only when the model is loaded. Nothing else is started and no weights are read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import logging
@@ -16,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+ENGINES = {"mooncake": "mooncake.engine", "nixl": "nixl._api"}
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
@@ -36,6 +39,18 @@ def fields(server_args: Any) -> dict[str, Any]:
     return {name: plain(getattr(server_args, name)) for name in names if name not in SECRETS}
 
 
+def transfer_problem(server_args: Any) -> dict[str, str] | None:
+    """Why the release cannot move a KV cache from prefill to decode, where it is asked to; None where it can."""
+    if getattr(server_args, "disaggregation_mode", None) not in ("prefill", "decode"):
+        return None
+    backend = str(getattr(server_args, "disaggregation_transfer_backend", "")).removesuffix("_tcp")
+    try:
+        importlib.import_module(ENGINES.get(backend, "sglang"))
+    except ImportError as error:
+        return {"backend": backend, "error": str(error)}
+    return None
+
+
 class Lines(logging.Handler):
     """Keeps what SGLang logs while it resolves: that is where it says what it overrides."""
 
@@ -48,7 +63,7 @@ class Lines(logging.Handler):
 
 
 def main(target: str, argv: list[str]) -> None:
-    """Write {"stage", "resolved", "log", "gpu", "error", "error_type"} to `target`."""
+    """Write {"stage", "resolved", "log", "gpu", "transfer", "error", "error_type"} to `target`."""
     report: dict[str, Any] = {"stage": "import", "resolved": None, "log": [], "gpu": None, "error": None}
     lines = Lines()
     said = io.StringIO()
@@ -67,6 +82,8 @@ def main(target: str, argv: list[str]) -> None:
         report["stage"] = "check"
         if hasattr(server_args, "check_server_args"):
             server_args.check_server_args()
+        report["stage"] = "transfer"
+        report["transfer"] = transfer_problem(server_args)
         report["stage"] = "done"
     except SystemExit:
         report["error_type"] = "SystemExit"
