@@ -47,7 +47,7 @@ def point(python: str, model: str, words: list[str], users: int) -> float | None
         try:
             if follow(watch.Target(path=log.name, pid=server.pid), watched)[0] != "ready":
                 return None
-            work = measure.Workload((users,), input_tokens=32, output_tokens=16, requests_per_user=3, rounds=1)
+            work = measure.Workload((users,), input_tokens=16, output_tokens=12, requests_per_user=2, rounds=1)
             found = measure.run(python, dict(os.environ), work, users, url, model, START_S)
             return round(found.levels[0].output_rate, 2)
         finally:
