@@ -249,3 +249,27 @@ def test_a_worker_is_out_of_its_routers_while_it_does_not_serve(path: str, betwe
     for one in ("leave", "join"):
         (told, *_) = yaml.safe_load((ROOT / "roles/sglang_service/tasks" / f"{one}.yml").read_text(encoding="utf-8"))
         assert told["loop"] == "{{ __sglang_service_routers }}" and told["delegate_to"] == "{{ item }}"
+
+
+@pytest.mark.parametrize(
+    ("routers", "change", "leaves"),
+    [
+        (["r1"], {}, True),
+        ([], {}, False),
+        (["r1"], {"ansible_check_mode": True}, False),
+        (["r1"], {"sglang_drain": False}, False),
+    ],
+)
+def test_all_ranks_go_the_same_way_and_the_first_one_alone_leaves_its_routers(
+    routers: list[str], change: dict[str, Any], leaves: bool
+) -> None:
+    # Hosts that take different includes run one after the other, and ranks have to start together.
+    template = pytest.importorskip("ansible.template")
+    loader = pytest.importorskip("ansible.parsing.dataloader").DataLoader()
+    role = loader.load_from_file(str(ROOT / "roles/sglang_service/vars/main.yml"), trusted_as_template=True)
+    given = {"sglang_nodes": ["n0", "n1"], "sglang_routers": routers, "sglang_drain": True, "ansible_check_mode": False}
+    given |= {"__sglang_service_before": {"current": False}, "__sglang_service_template": "sglang", **change}
+    for host, left in (("n0", routers if leaves or change.get("ansible_check_mode") else []), ("n1", [])):
+        told = template.Templar(loader=loader, variables={**role, **given, "inventory_hostname": host})
+        assert told.template(role["__sglang_service_leaves"]) is leaves
+        assert told.template(role["__sglang_service_routers"]) == left
