@@ -124,7 +124,7 @@ def server(lab: Lab) -> dict[str, Any]:
             log = lab.journal(400).rpartition("Started SGLang")[2]
             (lab.out / f"journal-{re.sub('[^A-Za-z]+', '-', name)}.txt").write_text(log, encoding="utf-8")
             if ready:
-                play = lab.play("verify", "playbooks/verify.yml", timeout=90, must=False)
+                play = lab.play("verify", "playbooks/verify.yml", timeout=200, must=False)
                 found[name] |= {"verify_rc": play.rc, "said": play.text[-1500:]}
             else:
                 found[name]["last"] = log[-3000:]

@@ -10,7 +10,7 @@ from typing import Any
 import hardening
 from lab import INSTANCE, Lab, expect
 
-TP2 = {"sglang_profile": "gpu-tests-bf16", "sglang_settings": {"tp_size": 2}}  # the profile's kernels are compiled
+TP2 = {"sglang_profile": "gpu-tests-tp2"}
 RANKS = r"sglang::scheduler"
 
 
@@ -34,7 +34,7 @@ _ASKED = {"matrix": ["-m"], "p2p_read": ["-p2p", "r"], "p2p_nvlink": ["-p2p", "n
 
 def deploy(lab: Lab) -> dict[str, Any]:
     """The instance over two ranks, and what its log says of NCCL and of all-reduce."""
-    play = lab.play("deploy", variant=TP2, timeout=480)
+    play = lab.play("deploy", variant=TP2, timeout=560)
     log = lab.journal()
     (lab.out / "journal-two.txt").write_text(log, encoding="utf-8")
     verdict = lab.verdict()
@@ -55,7 +55,7 @@ def deploy(lab: Lab) -> dict[str, Any]:
 def sweep(lab: Lab) -> dict[str, Any]:
     """Variants of NCCL's environment, and the all-reduce of SGLang's own on and off."""
     more = ["-e", "@tests/gpu/sweep-nccl.yml"]
-    play = lab.play("sweep", "playbooks/sweep.yml", TP2, more, timeout=480, must=False)
+    play = lab.play("sweep", "playbooks/sweep.yml", TP2, more, timeout=800, must=False)
     for path in lab.inside("/srv/gpu-tests/project/.cache").rglob("*.html"):
         (lab.out / f"two-{path.name}").write_bytes(path.read_bytes())
     expect(play.rc == 0, play.text[-3000:])
@@ -77,7 +77,7 @@ def rank_killed(lab: Lab) -> dict[str, Any]:
 
     watcher = threading.Thread(target=kill)
     watcher.start()
-    variant = {**TP2, "sglang_settings": {"tp_size": 2, "max_running_requests": 8}}
+    variant = {**TP2, "sglang_settings": {"max_running_requests": 8}}
     play = lab.play("candidate", variant=variant, timeout=400, must=False)
     watcher.join()
     found: dict[str, Any] = {"killed": killed, "rc": play.rc, "play_s": play.seconds, "said": play.text[-3000:]}
