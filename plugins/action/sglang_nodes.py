@@ -53,8 +53,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
     @staticmethod
     def _agreed(hosts: list[str], host: str, there: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         befores = {name: before for name, variables in there.items() if (before := variables.get("__sglang_service_before"))}
+        specs = {name: there[name]["sglang_deployment"]["deployment"]["spec"] for name in befores}
         try:
-            found = nodes.agreed(hosts, {name: _standing(before) for name, before in befores.items()})
+            found = nodes.agreed(hosts, {name: _standing(before) for name, before in befores.items()}, specs)
         except nodes.NodesError as error:
             raise AnsibleActionFail(f"Nothing was changed:\n{error}") from error
         own = dict(befores[host])

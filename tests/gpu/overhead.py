@@ -12,8 +12,8 @@ from typing import Any
 import boot
 from lab import INSTANCE, Lab, expect
 
-PAIRS = 3
-LOAD = {"random-input-len": 512, "random-output-len": 128, "num-prompts": 48, "max-concurrency": 16}
+PAIRS = 5
+LOAD = {"random-input-len": 512, "random-output-len": 128, "num-prompts": 160, "max-concurrency": 16}
 
 
 def _answers(port: int) -> bool:

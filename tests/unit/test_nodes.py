@@ -93,8 +93,9 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 def test_ranks_may_differ_in_rank_and_address_alone() -> None:
+    other = {"node_rank": ["--node-rank", "1"], "host": ["--host", "10.0.0.2"], "port": ["--port", "30001"]}
     one = nodes.shared_hash(spec())
-    assert one == nodes.shared_hash(spec(settings={"node_rank": ["--node-rank", "1"], "host": ["--host", "10.0.0.2"]}))
+    assert one == nodes.shared_hash(spec(settings=other))
     for other in (
         {"release": "s"},
         {"extra_args": ["--x"]},
@@ -123,8 +124,15 @@ def test_what_one_rank_lacks_all_lack() -> None:
 def test_a_rank_that_is_not_there_or_would_run_something_else_is_refused() -> None:
     with pytest.raises(nodes.NodesError, match="b is not part of this run"):
         nodes.agreed(HOSTS, {"a": Standing("s", True, True)})
-    with pytest.raises(nodes.NodesError, match="would not run the same: a s, b t"):
-        nodes.agreed(HOSTS, {"a": Standing("s", True, True), "b": Standing("t", True, True)})
+    both = {"a": Standing("s", True, True), "b": Standing("t", True, True)}
+    specs = {"a": spec(), "b": spec(settings={"tp_size": ["--tp-size", "4"]}, environment={}, extra_args=["--x", "1"])}
+    with pytest.raises(nodes.NodesError, match="would not run the same") as caught:
+        nodes.agreed(HOSTS, both, specs)
+    assert list(caught.value.problems[1:]) == [
+        "tp_size: a --tp-size 2, b --tp-size 4",
+        "A: a 1, b nothing",
+        "extra_args: a nothing, b --x 1",
+    ]
 
 
 GATE = {"ok": True, "checks": [{"name": "greedy_chat", "ok": True, "summary": "12 tokens"}]}

@@ -15,9 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def before(shared: str = "s", current: bool = True, good: str = "g", problem: str = "") -> dict[str, Any]:
+    settings = {"tp_size": {"options": ["--tp-size", shared]}}
+    spec = {"release": "r", "settings": settings, "extra_args": [], "environment": {}}
     last_good = {"spec": {"shared": good}} if good else {}
     found = {"shared": shared, "current": current, "settled": current, "answers": current}
-    return {"__sglang_service_before": {**found, "last_good": last_good, "last_good_problem": problem}}
+    return {
+        "__sglang_service_before": {**found, "last_good": last_good, "last_good_problem": problem},
+        "sglang_deployment": {"deployment": {"spec": spec}},
+    }
 
 
 def nodes(state: str, hostvars: dict[str, Any], host: str) -> dict[str, Any]:
@@ -46,6 +51,11 @@ def test_only_what_was_good_on_all_hosts_can_be_put_back(other: dict[str, Any]) 
 def test_a_host_that_is_not_in_the_play_is_told() -> None:
     with pytest.raises(AnsibleActionFail, match="b is not part of this run"):
         nodes("agreed", {"a": before(), "b": {}}, "a")
+
+
+def test_what_the_hosts_would_not_run_alike_is_named() -> None:
+    with pytest.raises(AnsibleActionFail, match="tp_size: a --tp-size s, b --tp-size t"):
+        nodes("agreed", {"a": before(), "b": before(shared="t")}, "a")
 
 
 READY = {"__sglang_service_watch": {"outcome": "ready"}, "__sglang_service_broken": ""}

@@ -15,7 +15,7 @@ from typing import Any
 from .problems import Problems
 from .secrets import ID_VARIABLE
 
-OWN = ("node_rank", "host")
+OWN = ("node_rank", "host", "port")
 """Settings in which the ranks of an instance may differ; everything else decides for all."""
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """How NCCL and Gloo are told the network interface between hosts (their documentation)."""
@@ -103,14 +103,31 @@ def shared_hash(spec: Mapping[str, Any]) -> str:
 
     spec: a launch spec as its as_dict() gives it. The launch spec's own hash names what runs on one host, rank included.
     """
-    settings = {name: choice["options"] for name, choice in spec["settings"].items() if name not in OWN}
-    deciding = {
+    return hashlib.sha256(json.dumps(_deciding(spec), sort_keys=True).encode()).hexdigest()
+
+
+def _deciding(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "release": spec["release"],
-        "settings": settings,
+        "settings": {name: choice["options"] for name, choice in spec["settings"].items() if name not in OWN},
         "extra_args": spec["extra_args"],
         "environment": {n: v["value"] for n, v in spec["environment"].items() if n != ID_VARIABLE},  # random on each host
     }
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def differences(specs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What the hosts' launch specs do not have alike, a line each with every host's value; specs: host -> as_dict()."""
+    flat = {}
+    for host, spec in specs.items():
+        deciding = _deciding(spec)
+        words = {name: " ".join(options) for name, options in deciding.pop("settings").items()}
+        flat[host] = {**words, **deciding.pop("environment"), **deciding, "extra_args": " ".join(deciding["extra_args"])}
+    names = dict.fromkeys(name for values in flat.values() for name in values)
+    return [
+        f"{name}: " + ", ".join(f"{host} {values.get(name, 'nothing') or 'nothing'}" for host, values in flat.items())
+        for name in names
+        if len({values.get(name) for values in flat.values()}) > 1
+    ]
 
 
 @dataclass(frozen=True)
@@ -126,8 +143,13 @@ class Standing:
     last_good: str = ""
 
 
-def agreed(hosts: Sequence[str], standings: Mapping[str, Standing]) -> Standing:
-    """How far the instance is, as one: what one rank lacks, all lack. Raises NodesError where they would not fit."""
+def agreed(
+    hosts: Sequence[str], standings: Mapping[str, Standing], specs: Mapping[str, Mapping[str, Any]] | None = None
+) -> Standing:
+    """How far the instance is, as one: what one rank lacks, all lack. Raises NodesError where they would not fit.
+
+    specs: host -> its launch spec, to name what differs.
+    """
     missing = [host for host in hosts if host not in standings]
     if missing:
         raise NodesError(
@@ -138,11 +160,11 @@ def agreed(hosts: Sequence[str], standings: Mapping[str, Standing]) -> Standing:
         )
     found = [standings[host] for host in hosts]
     if len({one.shared for one in found}) > 1:
-        lines = ", ".join(f"{host} {one.shared[:12]}" for host, one in zip(hosts, found, strict=True))
         raise NodesError(
             [
-                f"the hosts would not run the same: {lines}. Release, arguments and environment have to be alike; look for "
-                "host_vars, pins of a sweep and another Python on one of them"
+                "the hosts would not run the same. Release, arguments and environment have to be alike; look for host_vars, "
+                "pins of a sweep and another Python on one of them",
+                *differences(specs or {}),
             ]
         )
     good = {one.last_good for one in found}
