@@ -45,7 +45,9 @@ def point(python: str, model: str, words: list[str], users: int) -> float | None
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            if follow(watch.Target(path=log.name, pid=server.pid), watched)[0] != "ready":
+            outcome, why = follow(watch.Target(path=log.name, pid=server.pid), watched)
+            if outcome != "ready":
+                print(f"{outcome}: {why}", flush=True)
                 return None
             work = measure.Workload((users,), input_tokens=16, output_tokens=12, requests_per_user=2, rounds=1)
             found = measure.run(python, dict(os.environ), work, users, url, model, START_S)

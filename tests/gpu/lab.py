@@ -258,7 +258,7 @@ class Lab:
             path = self.inside(f"/{PLACE}/project/tests/gpu/inventory/host_vars/gpu/variant.yml")
             seen = {"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {}
             environment = {**ENVIRONMENT, **seen, **variant.get("sglang_environment", {})}
-            whole = {"sglang_port": self.port, **variant, "sglang_environment": environment}
+            whole = {"sglang_port": self.port, "sweep_port": self.port + 5, **variant, "sglang_environment": environment}
             path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
         began, log = time.monotonic(), self.out / f"{self._step}-{name}.txt"
         with log.open("w", encoding="utf-8") as stream:

@@ -156,6 +156,23 @@ def test_a_torch_without_cuda_is_no_missing_kernel() -> None:
     assert diagnose("AssertionError: Torch not compiled with CUDA enabled").findings[0].id == "torch-without-cuda"
 
 
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("Port 30000 is already in use, trying port 30001", False),
+        ("port 30000 is in use. Waiting for 15 seconds for nccl_port to be available. x", False),
+        ("ValueError: nccl_port at 30000 is not available in 30 seconds. nccl_port at 30000 is not available", True),
+        ("Port is already in use. dist_init_port=20000 port_base=20001", True),
+        (
+            "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use",
+            True,
+        ),
+    ],
+)
+def test_a_port_that_sglang_goes_around_is_not_taken(line: str, taken: bool) -> None:
+    assert ("port-taken" in [finding.id for finding in diagnose(line).findings]) is taken
+
+
 def test_answers_are_evidence_too() -> None:
     assert diagnose("", answers=["null_logprobs"]).findings[0].id == "nan-answers"
     assert diagnose("", answers=["uniform_logprobs"]).cls == "fp4_kernel_numeric"

@@ -19,6 +19,8 @@ from .answers import Answer, Token, ToolCall, excerpt
 
 CONSTANT = "the logits are NaN and were sanitised, or constant"
 FLAT = 1e-4  # alternatives closer than this are one value
+NEVER = -9.0  # a uniform distribution over 8,100 or more; models have larger vocabularies
+PADDING = 0.01
 SPECIAL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|</?(?:think|tool_call|arg_key|arg_value|s|pad|unk|eos|bos)>|\[gMASK\]|<sop>|<eop>"
 )
@@ -46,6 +48,9 @@ def logprob_problems(tokens: Sequence[Token], vocab_size: int | None, where: str
             f"{CONSTANT}: at {flat} of {total} tokens of {where} "
             f"every choice is equally likely (log-probability {_shown(tokens, vocab_size)})"
         ]
+    ties = [_best(t) for t in tokens if _tied(t)]
+    if len(ties) >= 2 and 2 * len(ties) > total and max(ties) - min(ties) < FLAT and ties[0] < -0.5:
+        return [f"{CONSTANT}: all alternatives of {len(ties)} of {total} tokens of {where} are {ties[0]:.4f}"]
     bare = not any(len(t.top) >= 3 for t in tokens)  # alternatives that differ prove a distribution, even in a loop
     if bare and total >= 4 and max(values) - min(values) < 1e-6 and values[0] < -0.5:
         return [f"{CONSTANT}: all {total} log-probabilities of {where} are {values[0]:.4f}"]
@@ -60,11 +65,22 @@ def _broken_top(token: Token) -> bool:
 
 
 def _is_flat(token: Token, vocab_size: int | None) -> bool:
+    """Whether nothing is likelier than anything else at this token.
+
+    Five tied alternatives alone do not say so: with logits of 16 bit and a flat distribution a healthy model has some (seen
+    at 1 of about 1,000 tokens of random weights). Over a whole vocabulary each has next to no probability, too.
+    """
     if token.logprob is None or token.logprob > -0.5:
         return False
-    if vocab_size and abs(token.logprob + math.log(vocab_size)) < FLAT:
-        # One unlikely token of a sampled answer may sit there by chance; its alternatives then do not.
-        return not token.top or abs(_best(token) + math.log(vocab_size)) < FLAT
+    tied, best = _tied(token), _best(token)
+    if not vocab_size:
+        return tied and best < NEVER
+    uniform = -math.log(vocab_size)
+    # The likeliest can't be less likely than in a uniform distribution; padding of the vocabulary moves that a little.
+    return (tied and best < uniform + PADDING) or (not token.top and abs(best - uniform) < FLAT)
+
+
+def _tied(token: Token) -> bool:
     tops = [p for _, p in token.top if p is not None]
     return len(tops) >= 3 and max(tops) - min(tops) < FLAT
 
