@@ -23,6 +23,7 @@ DIRECTIVES: Mapping[str, str | tuple[str, ...]] = {
         "char-nvidia-nvswitch rw",
         "char-nvidia-nvlink rw",
         "char-nvidia-modeset rw",
+        "char-infiniband_verbs rw",  # NCCL between hosts; without it, it falls back to sockets and says so in no error
     ),
     "KeyringMode": "private",
     "LockPersonality": "true",
