@@ -210,6 +210,19 @@ def test_ready_needs_the_answer_200(tmp_path: Path, server: tuple[str, dict[str,
     assert set(answer["asked"]) == {"Bearer k"}
 
 
+def test_a_rank_above_0_is_ready_when_its_stand_in_server_answers(
+    tmp_path: Path, server: tuple[str, dict[str, Any]]
+) -> None:
+    url, answer = server
+    log = tmp_path / "log"
+    end = "[2026-11-30 08:02:56] Dummy health check server started in background thread at 0.0.0.0:8000\n"
+    log.write_text(START + "[2026-11-30 08:02:54 TP1] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 8192\n" + end)
+    answer["status"] = 200
+    _, state = watch.step(watch.Target(path=str(log), url=url), WATCHED, {}, 5.0)
+    _, state = watch.step(watch.Target(path=str(log), url=url), WATCHED, state, 5.0)
+    assert state["outcome"] == "ready"
+
+
 @pytest.mark.parametrize(
     ("show", "says"),
     [

@@ -64,6 +64,7 @@ _MARKS: tuple[tuple[str, str], ...] = (
     ),
     (r"Building (?:CUDA )?extension|Using .* as PyTorch extensions root|Emitting ninja build file", "compiling"),
     (r"Application startup complete|Uvicorn running on|Start of (?:pd disaggregation )?warmup|Warmup ended", "warmup"),
+    (r"Dummy health check server started", "warmup"),  # the last that a rank above 0 says
     (r"The server is fired up and ready to roll", "ready"),
 )
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE), phase) for pattern, phase in _MARKS)
@@ -128,7 +129,7 @@ class Tracker:
         if phase == "ready":
             self.ready = True
             return ""
-        if "startup complete" in line.text or "Uvicorn running" in line.text:
+        if any(words in line.text for words in ("startup complete", "Uvicorn running", "Dummy health check server started")):
             self.http_up = True
         if phase == "compiling" and self.phase != "compiling":
             self.before_compiling = self.phase
