@@ -276,6 +276,12 @@ def test_a_changed_lock_is_damage(built: release.Built) -> None:
         release_store.read_receipt(built.path)
 
 
+def test_an_option_list_that_is_cut_off_is_damage(built: release.Built) -> None:
+    (built.path / "options.json").write_text("{", encoding="utf-8")
+    with pytest.raises(release_store.Damaged, match=r"options.json cannot be read"):
+        release_store.read_receipt(built.path)
+
+
 def test_plan_changes_nothing(index: release.Index, tmp_path: Path) -> None:
     release_id, missing = release.plan(request_for(index), tmp_path / "root", python=sys.executable)
     assert missing and release_id.startswith("small-")

@@ -100,6 +100,10 @@ def read_receipt(release: Path) -> dict[str, Any]:
             raise Damaged(f"{release}/{name} is missing")
     if file_sha256(release / "lock.txt") != receipt["lock_sha256"]:
         raise Damaged(f"{release}/lock.txt was changed after the release was built")
+    try:
+        json.loads((release / "options.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Damaged(f"{release}/options.json cannot be read: {error}") from error
     python = release / "venv" / "bin" / "python"
     if not os.access(python, os.X_OK):
         raise Damaged(f"{python} does not run: the host's Python that it was made from is gone")
