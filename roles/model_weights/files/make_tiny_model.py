@@ -207,4 +207,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Exception as error:  # a full disk is an OSError here, and something else in tokenizers and safetensors
+        sys.exit(f"The model was not made: {type(error).__name__}: {error}")
