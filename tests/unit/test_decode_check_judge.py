@@ -90,6 +90,14 @@ def test_a_tie_of_likely_tokens_is_healthy(tokens: list[Token], data: st.DataObj
     assert logprob_problems(tokens, vocabulary) == []
 
 
+@pytest.mark.parametrize("alternatives", [0, 1, 2, 3, 5])
+def test_a_uniform_token_is_known_however_many_alternatives_are_told(alternatives: int) -> None:
+    flat = Token("u", FLAT, tuple((str(i), FLAT) for i in range(alternatives)))
+    unlikely = Token("u", FLAT, tuple((str(i), -1.0 - i) for i in range(alternatives)))
+    assert "-ln(1024)" in logprob_problems([*HEALTHY, flat], VOCABULARY)[0]
+    assert (logprob_problems([*HEALTHY, unlikely], VOCABULARY) == []) is (alternatives > 0)
+
+
 @pytest.mark.parametrize("vocabulary", [None, 151552])
 def test_the_same_tie_at_every_token_is_a_constant(vocabulary: int | None) -> None:
     (problem,) = logprob_problems([token(str(i), *[FLAT] * 5) for i in range(4)], vocabulary)

@@ -116,14 +116,16 @@ def test_where_a_value_came_from_does_not_matter() -> None:
 
 def test_what_one_rank_lacks_all_lack() -> None:
     both = {"a": Standing("s", True, True, "g"), "b": Standing("s", False, False, "g")}
-    assert nodes.agreed(HOSTS, both) == Standing("s", False, False, "g")
-    assert nodes.agreed(HOSTS, {**both, "b": Standing("s", True, True, "h")}).last_good == ""
-    assert nodes.agreed(HOSTS, {"a": Standing("s", True, True), "b": Standing("s", True, True)}) == Standing("s", True, True)
+    assert nodes.agreed(HOSTS, both, {}) == Standing("s", False, False, "g")
+    assert nodes.agreed(HOSTS, {**both, "b": Standing("s", True, True, "h")}, {}).last_good == ""
+    assert nodes.agreed(HOSTS, {"a": Standing("s", True, True), "b": Standing("s", True, True)}, {}) == Standing(
+        "s", True, True
+    )
 
 
 def test_a_rank_that_is_not_there_or_would_run_something_else_is_refused() -> None:
     with pytest.raises(nodes.NodesError, match="b is not part of this run"):
-        nodes.agreed(HOSTS, {"a": Standing("s", True, True)})
+        nodes.agreed(HOSTS, {"a": Standing("s", True, True)}, {})
     both = {"a": Standing("s", True, True), "b": Standing("t", True, True)}
     specs = {"a": spec(), "b": spec(settings={"tp_size": ["--tp-size", "4"]}, environment={}, extra_args=["--x", "1"])}
     with pytest.raises(nodes.NodesError, match="would not run the same") as caught:

@@ -73,6 +73,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tools": ("FlashInfer and Triton compile kernels when they first run",),
         "disk-release": ("catalog/stacks.yml",),
         "disk-weights": ("huggingface_hub checks the same",),
+        "disk-caches": ("tests/faults: with a full disk neither a candidate nor the last good one started",),
         "disk-noexec": ("mount(8), noexec",),
         "filesystem": ("voipmonitor/rtx6kpro troubleshooting/common-issues.md",),
         "filesystem-slow": ("sgl-project/sglang #15235",),

@@ -10,6 +10,7 @@ from .release_host import in_range
 
 _RUNS = ("running", "degraded", "starting", "initializing")
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs")
+_KERNELS_MIB = 64  # those of one profile took 19 MiB on an H200
 _SHM_MIB = 8 * 1024
 """What recipes for eight GPUs give /dev/shm at least."""
 _JOB_MIB = 8 * 1024
@@ -95,6 +96,13 @@ def _disks(evidence: Evidence, needs: Needs) -> Told:
             yield from _release(disk, needs)
         if disk.use == WEIGHTS:
             yield from _weights(disk, needs)
+        if disk.use == CACHES and disk.free_mib is not None and disk.free_mib < _KERNELS_MIB:
+            yield (
+                "disk-caches",
+                REFUSE,
+                f"{disk.path} has {disk.free_mib} MiB free; a server that cannot write its kernel caches does not start.",
+                "Free space there, or put the kernel caches on a larger filesystem (sglang_cache_root).",
+            )
         if "noexec" in disk.options and (disk.use == RELEASES or (disk.use == CACHES and needs.cuda)):
             reason = f"{disk.path} is mounted noexec ({disk.mount}), so the {disk.use} there cannot be run or loaded."
             yield (

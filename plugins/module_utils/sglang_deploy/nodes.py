@@ -143,9 +143,7 @@ class Standing:
     last_good: str = ""
 
 
-def agreed(
-    hosts: Sequence[str], standings: Mapping[str, Standing], specs: Mapping[str, Mapping[str, Any]] | None = None
-) -> Standing:
+def agreed(hosts: Sequence[str], standings: Mapping[str, Standing], specs: Mapping[str, Mapping[str, Any]]) -> Standing:
     """How far the instance is, as one: what one rank lacks, all lack. Raises NodesError where they would not fit.
 
     specs: host -> its launch spec, to name what differs.
@@ -164,7 +162,7 @@ def agreed(
             [
                 "the hosts would not run the same. Release, arguments and environment have to be alike; look for host_vars, "
                 "pins of a sweep and another Python on one of them",
-                *differences(specs or {}),
+                *differences(specs),
             ]
         )
     good = {one.last_good for one in found}

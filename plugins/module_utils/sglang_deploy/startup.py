@@ -43,6 +43,8 @@ disks; compiling and warm-up cover a first start on an empty kernel cache, 10 to
 recipe, SGLang's own DeepGEMM notice). Quiet compilation inside graph capture is why that has half an hour.
 """
 
+# The last is all that a rank above 0 ever says of it.
+_HTTP_UP = r"Application startup complete|Uvicorn running on|Dummy health check server started"
 _MARKS: tuple[tuple[str, str], ...] = (
     (r"server_args=ServerArgs\(|Attention backend not (?:explicitly )?specified", "arguments"),
     (r"Set [DN]SA backends|attention backend for DeepSeek", "arguments"),
@@ -63,8 +65,8 @@ _MARKS: tuple[tuple[str, str], ...] = (
         "compiling",
     ),
     (r"Building (?:CUDA )?extension|Using .* as PyTorch extensions root|Emitting ninja build file", "compiling"),
-    (r"Application startup complete|Uvicorn running on|Start of (?:pd disaggregation )?warmup|Warmup ended", "warmup"),
-    (r"Dummy health check server started", "warmup"),  # the last that a rank above 0 says
+    (_HTTP_UP, "warmup"),
+    (r"Start of (?:pd disaggregation )?warmup|Warmup ended", "warmup"),
     (r"The server is fired up and ready to roll", "ready"),
 )
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE), phase) for pattern, phase in _MARKS)
@@ -129,7 +131,7 @@ class Tracker:
         if phase == "ready":
             self.ready = True
             return ""
-        if any(words in line.text for words in ("startup complete", "Uvicorn running", "Dummy health check server started")):
+        if re.search(_HTTP_UP, line.text, re.IGNORECASE):
             self.http_up = True
         if phase == "compiling" and self.phase != "compiling":
             self.before_compiling = self.phase

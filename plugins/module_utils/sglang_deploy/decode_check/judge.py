@@ -72,12 +72,15 @@ def _is_flat(token: Token, vocab_size: int | None) -> bool:
     """
     if token.logprob is None or token.logprob > -0.5:
         return False
-    tied, best = _tied(token), _best(token)
+    best = _best(token)
     if not vocab_size:
-        return tied and best < NEVER
+        return _tied(token) and best < NEVER
     uniform = -math.log(vocab_size)
-    # The likeliest can't be less likely than in a uniform distribution; padding of the vocabulary moves that a little.
-    return (tied and best < uniform + PADDING) or (not token.top and abs(best - uniform) < FLAT)
+    if len(token.top) >= 3:
+        # The likeliest can't be less likely than in a uniform distribution; padding of the vocabulary moves that a little.
+        # One unlikely token of a sampled answer may sit there by chance; its alternatives then do not.
+        return best < uniform + PADDING
+    return abs(best - uniform) < FLAT
 
 
 def _tied(token: Token) -> bool:
