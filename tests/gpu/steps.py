@@ -199,11 +199,14 @@ def good(lab: Lab) -> dict[str, Any]:
 
 
 def sweep(lab: Lab) -> dict[str, Any]:
-    """The sweep over backends; its page is kept."""
+    """The sweep over backends; its page, its record and the trials' log are kept."""
     more = ["-e", "@tests/gpu/sweep.yml"]
     play = lab.play("sweep", "playbooks/sweep.yml", BF16, more, timeout=1900, must=False)
-    for path in lab.inside(f"/{PLACE}/project/.cache").rglob("*.html"):
-        shutil.copy(path, lab.out / path.name)
+    for pattern in ("*.html", "sweep.json"):
+        for path in lab.inside(f"/{PLACE}/project/sweeps").rglob(pattern):
+            shutil.copy(path, lab.out / path.name)
+    log = lab.run("journalctl", f"--unit=sglang@{INSTANCE}-sweep", "--output=cat", "--no-pager", check=False)
+    (lab.out / "journal-sweep.txt").write_text(log, encoding="utf-8")
     expect(play.rc == 0, play.text[-3000:])
     return {"play_s": play.seconds, "said": play.text[-6000:]}
 
