@@ -67,7 +67,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         try:
             catalog = yaml.safe_load(path.read_text(encoding="utf-8"))
             if named == ["unit"]:
-                call = {"unit": args["unit"], "catalog": catalog, "context": context}
+                start_id = (args.get("start") or {}).get("start_id", "")
+                call = {"unit": args["unit"], "catalog": catalog, "context": context, "start_id": start_id}
                 answer = self._execute_module(module_name="sglang_diagnose", module_args=call, task_vars=task_vars)
                 return {key: value for key, value in answer.items() if key != "invocation"}
             rules = findings.parse_catalog(catalog, str(path))

@@ -161,6 +161,7 @@ def outcome(rules: tuple[findings.Rule, ...], context: findings.Context, state: 
         "findings": [finding.as_dict() for finding in found.findings],
         "last_lines": state["tail"],
         "exit": state["exit"],
+        "start_id": state["unit"].get("invocation", ""),
     }
     if state["outcome"] == "ready":
         result["ready_s"] = tracker["phase_since"] - tracker["started"]

@@ -40,6 +40,12 @@ options:
     description: What is known of the deployment, as for C(sglang_watch).
     type: dict
     default: {}
+  start_id:
+    description:
+      - Systemd's id of the start whose log is read. The action plugin sets it, from O(start).
+      - Without it the present start is meant, or the last one, if the unit no longer runs.
+    type: str
+    default: ""
   catalog:
     description: The catalog's content. The action plugin sets it.
     type: dict
@@ -93,6 +99,7 @@ def main() -> None:
             "unit": {"type": "str", "required": True},
             "catalog": {"type": "dict", "required": True},
             "context": {"type": "dict", "default": {}},
+            "start_id": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
@@ -100,9 +107,13 @@ def main() -> None:
     try:
         rules = findings.parse_catalog(module.params["catalog"])
         show = watch.unit_state(unit)
+        known = show.get("InvocationID", "")
+        start_id = module.params["start_id"] or known or journal.last_start(unit)
         _, ended = watch.describe_unit(unit, show, {}, watch.GRACE)
+        if known not in ("", start_id):
+            ended = {}  # systemd has started it again, and tells of that start
         context = findings.context_from({**module.params["context"], **ended_as_context(ended)})
-        with journal.lines(unit, show.get("InvocationID", "")) as stream:
+        with journal.lines(unit, start_id) as stream:
             found = diagnose.without_secrets(findings.diagnose(rules, stream, context))
     except (findings.CatalogError, journal.JournalError, watch.WatchError) as error:
         module.fail_json(msg=str(error))

@@ -128,6 +128,10 @@ exit:
   description: How the process ended, C(status) or C(signal).
   type: dict
   returned: always
+start_id:
+  description: Systemd's id of the start that was followed; empty for a log file.
+  type: str
+  returned: always
 """
 
 from ansible.module_utils.basic import AnsibleModule

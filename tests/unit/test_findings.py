@@ -44,6 +44,7 @@ def diagnose(text: str | bytes, **known: Any) -> findings.Diagnosis:
         ("config-missing-field.log", "checkpoint-index", "moe_layer_freq"),
         ("missing-dependency.log", "module-missing", "No module named 'dill'"),
         ("no-libibverbs.log", "transfer-engine-missing", "Please install mooncake"),
+        ("fp8-kv-flashmla-sparse.log", "fp8-kv-with-flashmla-sparse", "kv must have dtype torch::kBFloat16"),
         ("missing-cxx-compiler.journal", "no-compiler", "No working C++ compiler"),
     ],
 )
@@ -150,6 +151,15 @@ def test_settings_are_taken_from_the_servers_own_line() -> None:
     )
     assert diagnose(log).cls == "spec_decode"
     assert diagnose(log.replace("NGRAM", "x")).cls == "deps_pinning"
+
+
+def test_the_kernel_that_read_outside_its_memory_is_named() -> None:
+    where = "csrc/sm90/decode/sparse_fp8/instantiations/../splitkv_mla.cuh:754"
+    line = f"CUDA error ({where}): an illegal memory access was encountered"
+    (found,) = diagnose(line, settings={"kv_cache_dtype": "bfloat16"}).findings
+    assert ("flashmla_kv" in found.cause, found.remedy.settings) == (True, (("kv_cache_dtype", "fp8_e4m3"),))
+    (found,) = diagnose(line, settings={"kv_cache_dtype": "fp8_e4m3"}).findings
+    assert "flashmla_kv" not in found.cause
 
 
 def test_a_torch_without_cuda_is_no_missing_kernel() -> None:

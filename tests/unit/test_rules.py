@@ -46,7 +46,12 @@ def launch(settings: dict[str, Any], environment: dict[str, str] | None = None, 
     return replace(base, **changes)
 
 
+def hopper(settings: dict[str, Any]) -> Context:
+    return launch(settings, host=Host(capability="9.0"), versions=Versions(sglang="0.5.16"))
+
+
 DENSE = {"attention": "flashinfer", "kv_cache_dtype": "bfloat16", "tp_size": 8, "quantization": "modelopt_fp4"}
+FP8_KV = {"kv_cache_dtype": "fp8_e4m3"}
 OFF = {"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}
 
 
@@ -74,6 +79,8 @@ def test_the_combination_that_is_known_to_work_is_not_refused() -> None:
         ("sparse-backend-without-kernel", "refuse", launch({"sparse_decode": "trtllm"}, OFF)),
         ("sparse-trtllm-needs-sm100", "refuse", launch({"sparse_decode": "trtllm"}, host=Host(capability="9.0"))),
         ("sparse-trtllm-needs-sm100", "warn", launch({"sparse_decode": "trtllm"}, host=Host())),
+        ("flashmla-sparse-needs-bf16-kv", "refuse", hopper({**FP8_KV, "sparse_decode": "flashmla_sparse"})),
+        ("flashmla-kv-over-bf16", "warn", hopper({"sparse_prefill": "flashmla_kv", "kv_cache_dtype": "bfloat16"})),
         ("sparse-backends-unused", "inform", launch({**DENSE, "sparse_decode": "trtllm"}, OFF)),
         ("sparse-kv-dtype", "refuse", launch({**DENSE, "kv_cache_dtype": "fp4_e2m1"}, OFF)),
         (

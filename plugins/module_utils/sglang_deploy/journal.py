@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,25 @@ def command(unit: str, invocation: str = "", output: str = "cat") -> list[str]:
         else ["--boot", f"--unit={unit}"]
     )
     return ["journalctl", "--no-pager", "--quiet", "--all", f"--output={output}", *which]
+
+
+def last_start(unit: str) -> str:
+    """The id of the unit's newest start in the journal, or an empty text where there is none.
+
+    systemd forgets a unit that ended without a failure, and its id with it; the journal still has it. Raises JournalError.
+    """
+    fields = "INVOCATION_ID,_SYSTEMD_INVOCATION_ID,_SYSTEMD_UNIT"
+    asked = [*command(unit, output="json"), "--reverse", "--lines=100", f"--output-fields={fields}"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise JournalError(f"the journal of {unit} cannot be read: {error}") from error
+    for entry in map(json.loads, done.stdout.splitlines()):
+        # systemd's own lines about the unit have the first; a core dump's lines have the id of what dumped it
+        of = entry.get("INVOCATION_ID") or (entry.get("_SYSTEMD_UNIT") == unit and entry.get("_SYSTEMD_INVOCATION_ID"))
+        if of and isinstance(of, str):
+            return of
+    return ""
 
 
 @contextmanager
