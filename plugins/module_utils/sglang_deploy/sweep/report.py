@@ -155,7 +155,7 @@ def summary(made: Mapping[str, Any]) -> list[str]:
     if not choice:
         return [*lines, "No candidate passed, so there is nothing to choose."]
     value = board.value_text(choice["value"], choice["error"], made["unit"])
-    lines.append(f"chosen: {choice['key']}, {value}, measured {choice['measured']} times")
+    lines.append(f"chosen: {choice['key']}, {value}, launches measured: {choice['measured']}")
     if choice["tied"]:
         lines.append(f"as good within noise, and not simpler: {'; '.join(choice['tied'])}")
     return [*lines, "in group_vars:", *(f"    {line}" for line in choice["group_vars"])]
