@@ -174,6 +174,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # ansible-core ships no t
         left = self._left(args, sweep)
         counted = prune.count(sweep.space, sweep.judge)
         budget = f"{args['launches']} launches, {args['minutes']} min"
+        least = order.least(sweep.space, sweep.state.method)
+        if left < least and not sweep.record.lines and sweep.record.pending is None:
+            raise spaces.SpaceError(
+                f"{budget} are {left} trials here, all of them for starting points and for measuring again; no change would "
+                f"be tried. Allow {least} or more (sweep_launches, sweep_minutes), or lower sweep_top or sweep_repeats."
+            )
         lines = board.plan_lines(sweep.space, counted, sweep.judge, sweep.state, left, self._trial_seconds(sweep), budget)
         if sweep.record.lines:
             lines.append(f"goes on where it was: {len(sweep.record.lines)} outcomes are on record in {sweep.path}")

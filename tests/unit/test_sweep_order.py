@@ -61,6 +61,13 @@ def test_independent_effects_are_found_and_only_what_pays_is_kept() -> None:
     assert choice.candidate.changes == (("a", "2"),)  # c is within the tie, so it is left out
 
 
+def test_one_launch_less_than_the_least_tries_no_change() -> None:
+    least = order.least(SPACE, order.Method())
+    for launches, tried in ((least, 1), (least - 1, 0)):
+        _, asked = sweep(additive({}), launches=launches)
+        assert [each.phase for each in asked].count("change") == tried
+
+
 def test_no_launch_is_made_twice_but_to_measure_again() -> None:
     _, asked = sweep(additive({("a", "1"): 5, ("b", "y"): 9}))
     first = [each.identity for each in asked if each.phase != "again"]

@@ -111,6 +111,14 @@ def next_trial(state: State, judge: Callable[[Candidate], Judged], left: int) ->
     return None
 
 
+def least(space: Space, method: Method) -> int:
+    """Launches without which no change is tried: the starting points, one change, and those kept for measuring again.
+
+    A space without changes compares its starting points, and each launch does that.
+    """
+    return len(space.profiles) + 1 + method.top * method.repeats if space.dimensions else 1
+
+
 def better(one: Trial, other: Trial, method: Method) -> bool:
     """Whether `one` is better than `other` beyond noise and beyond what counts as a tie."""
     noise = method.sigmas * math.hypot(one.error, other.error)
