@@ -55,21 +55,26 @@ def play(fault: Fault) -> Ran:
     with start(command(fault.run, fault.vars)) as process:
         timer = threading.Timer(LIMIT, lambda: os.killpg(process.pid, signal.SIGKILL))
         timer.start()
-        for line in process.stdout or ():
-            ran.said += line
-            if fault.at and fault.at in line and not ran.reached:
-                ran.reached = True
-                if fault.do == "kill":
-                    os.killpg(process.pid, signal.SIGKILL)
-                    break
-                if fault.second is not None:
-                    other = start(command(fault.run, fault.second))
-                elif fault.do == "host":
-                    subprocess.run(["podman", "kill", host.NAME], check=True, capture_output=True)
-                else:
-                    host.shell(CUT if fault.do == "cut" else fault.do)
-        process.wait()
-        timer.cancel()
+        try:
+            for line in process.stdout or ():
+                ran.said += line
+                if fault.at and fault.at in line and not ran.reached:
+                    ran.reached = True
+                    if fault.do == "kill":
+                        os.killpg(process.pid, signal.SIGKILL)
+                        break
+                    if fault.second is not None:
+                        other = start(command(fault.run, fault.second))
+                    elif fault.do == "host":
+                        subprocess.run(["podman", "kill", host.NAME], check=True, capture_output=True)
+                    else:
+                        host.shell(CUT if fault.do == "cut" else fault.do)
+            process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # nobody reads on, so it would wait for ever
+            raise
+        finally:
+            timer.cancel()
         ran.status = None if process.returncode < 0 else process.returncode
     if other is not None:
         with other:
