@@ -91,9 +91,8 @@ options:
     type: dict
     default: {}
   restarts:
-    description: NRestarts of the unit when it was started.
+    description: NRestarts that the unit may have. Left out, it is what the unit has when the check begins.
     type: int
-    default: 0
   check_seconds:
     description: Limit of one check.
     type: float
@@ -165,7 +164,7 @@ SPEC = {
     "unit": {"type": "str"},
     "argv": {"type": "list", "elements": "str"},
     "asked": {"type": "dict", "default": {}},
-    "restarts": {"type": "int", "default": 0},
+    "restarts": {"type": "int"},
     "check_seconds": {"type": "float", "default": 180},
     "total_seconds": {"type": "float", "default": 1800},
     "soak_seconds": {"type": "float", "default": 600},

@@ -306,8 +306,14 @@ def test_process_of_a_live_unit(tmp_path, monkeypatch: pytest.MonkeyPatch) -> No
         systemctl(tmp_path, monkeypatch, f"ActiveState=active\nNRestarts=1\nMainPID={child.pid}")
         good = process.check_process(Expectations(unit="sglang@x", argv=argv, restarts=1))
         assert good.ok is True, good.summary
-        assert "restarted 1 times" in process.check_process(Expectations(unit="sglang@x", argv=argv)).summary
-        other = process.check_process(Expectations(unit="sglang@x", argv=(*argv, "--tp-size"), restarts=1))
+        assert "crashed meanwhile" in process.check_process(Expectations(unit="sglang@x", argv=argv, restarts=0)).summary
+        # a crash of last week, which systemd mended, is no fault of what runs; one from now on is
+        now = process.from_now(Expectations(unit="sglang@x", argv=argv))
+        assert now.restarts == 1
+        assert "restarted 1 times before" in process.check_process(now).summary
+        systemctl(tmp_path, monkeypatch, f"ActiveState=active\nNRestarts=2\nMainPID={child.pid}")
+        assert process.check_process(now).ok is False
+        other = process.check_process(Expectations(unit="sglang@x", argv=(*argv, "--tp-size"), restarts=2))
         assert other.ok is False
         assert "missing: --tp-size" in other.summary
     finally:

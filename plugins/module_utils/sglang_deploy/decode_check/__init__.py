@@ -23,7 +23,7 @@ from .client import (
     Server,
 )
 from .context import Context, Expectations, ExtraCheck, ServerInfo, discover_info, effective_settings
-from .process import check_process
+from .process import check_process, from_now
 from .verdict import PART, Check, Outcome, Verdict
 
 __all__ = [
@@ -108,7 +108,7 @@ def _still_there(ctx: Context, deadline: Deadline) -> Outcome:
 
 class _Run:
     def __init__(self, server: Server, client: Client, level: str, expect: Expectations) -> None:
-        self._server, self._client, self._level, self._expect = server, client, level, expect
+        self._server, self._client, self._level, self._expect = server, client, level, from_now(expect)
         self._limits = server.limits
         self._begun = time.monotonic()
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")

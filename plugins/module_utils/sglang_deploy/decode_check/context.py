@@ -36,7 +36,8 @@ class Expectations:
     real_model: trained weights, judged by sense too. False: random weights, judged by log-probabilities and form alone.
     reasoning_parser, tool_call_parser: as the instance configures them, None if it does not.
     chunked_prefill_size, context_length, vocab_size: tokens; None asks the server for the first two.
-    unit: the systemd unit. argv: what its main process should have been started with. restarts: NRestarts at that time.
+    unit: the systemd unit. argv: what its main process should have been started with. restarts: NRestarts that it may have;
+    None takes what it has when the check begins, so that only a crash meanwhile counts.
     extra: further checks on /server_info, such as the comparison of asked and effective settings.
     """
 
@@ -49,7 +50,7 @@ class Expectations:
     vocab_size: int | None = None
     unit: str | None = None
     argv: tuple[str, ...] | None = None
-    restarts: int = 0
+    restarts: int | None = None
     extra: tuple[ExtraCheck, ...] = ()
 
 
